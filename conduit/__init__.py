@@ -1,0 +1,36 @@
+"""Conduit: an experience data plane for distributed reinforcement learning."""
+
+from conduit.core.batch import Batch, SampleInfo
+from conduit.core.episodes import End, Fragment, Step
+from conduit.core.experience import Field, Schema
+from conduit.core.hook import register_delivery, register_ingestion
+from conduit.core.placement import Placement
+from conduit.core.sampling import Prioritized, Uniform
+from conduit.core.semantics import Schedule
+from conduit.ports import Actor, Learner
+from conduit.store import PriorityUpdate, Store
+from conduit.topology.endpoint import Endpoint, Tier
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Actor",
+    "Batch",
+    "End",
+    "Endpoint",
+    "Field",
+    "Fragment",
+    "Learner",
+    "Placement",
+    "Prioritized",
+    "PriorityUpdate",
+    "SampleInfo",
+    "Schedule",
+    "Schema",
+    "Step",
+    "Store",
+    "Tier",
+    "Uniform",
+    "register_delivery",
+    "register_ingestion",
+]

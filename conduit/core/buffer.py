@@ -1,0 +1,181 @@
+"""The Experience Buffer: a ring of rows over one or several shards, and the cursor that says which are live."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conduit.core.backend import Backend, Columns
+from conduit.core.experience import Schema
+from conduit.core.halt import Halt
+from conduit.core.placement import Placement, format_bytes
+from conduit.core.ring import Layout, Window
+from conduit.core.shard import Shard
+from conduit.errors import CapacityError, SchemaError
+from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
+
+Keys = NDArray[np.int64]
+
+
+class ExperienceBuffer:
+    """`write` and `drop` are called in a turn of the store's Order; `read` by anybody who holds a lease on its keys.
+
+    A lease protects rows from being overwritten while they are read: so a gather neither blocks the cursor nor sees a
+    torn row, and a writer waits only for readers of the very rows that it is about to replace."""
+
+    def __init__(
+        self, backend: Backend[Any], capacity: int, placement: Placement, budgets: Mapping[Tier, int], halt: Halt
+    ) -> None:
+        self._backend = backend
+        self._placement = placement
+        self._budgets = budgets
+        self._halt = halt
+        self._layout = Layout(capacity, placement.shares)
+        self._shards: list[Shard] = []
+        self._schema: Schema | None = None
+        self._version = np.zeros(capacity, np.int64)
+        self._window = Window(0, 0)
+        self._leases: dict[object, int] = {}
+        self._unleased = halt.condition("buffer")
+
+    @property
+    def capacity(self) -> int:
+        return self._layout.capacity
+
+    @property
+    def window(self) -> Window:
+        """The live rows."""
+        return self._window
+
+    @property
+    def schema(self) -> Schema | None:
+        """Of the stored rows; None before the first."""
+        return self._schema
+
+    def write(self, data: Any, version: NDArray[np.int64], deadline_s: float | None) -> Window:
+        """Appends rows, evicting as many of the oldest as the ring has no room for, and returns their insertion numbers.
+
+        `data`: a tree of NumPy arrays (n, *field.shape) that nobody changes any more; the first fixes the stored schema."""
+        rows = self._columns(data)
+        count, stop = rows.rows, self._window.stop
+        stays = max(0, count - self.capacity)
+        self._evict(max(self._window.first, stop + count - self.capacity), deadline_s)
+        for span in self._layout.spans(stop + stays, count - stays):
+            part = _slice(rows, stays + span.offset, span.rows)
+            self._shards[span.shard].write(span.slot, part)
+        keys = np.arange(stop + stays, stop + count)
+        self._version[keys % self.capacity] = version[stays:]
+        self._window = Window(self._window.first, stop + count)
+        return Window(stop + stays, stop + count)
+
+    def drop(self, deadline_s: float | None) -> None:
+        """No row is live any more; numbers go on counting."""
+        self._evict(self._window.stop, deadline_s)
+
+    @contextmanager
+    def lease(self, keys: Keys) -> Iterator[None]:
+        """For the block, rows `keys` stay as they are. Taken in the turn that drew them, or they may be gone already."""
+        token = self.take_lease(keys)
+        try:
+            yield
+        finally:
+            self.end_lease(token)
+
+    def take_lease(self, keys: Keys) -> object:
+        token = object()
+        with self._unleased:
+            self._leases[token] = int(keys.min())
+        return token
+
+    def end_lease(self, token: object) -> None:
+        with self._unleased:
+            del self._leases[token]
+            self._unleased.notify_all()
+
+    def read(self, keys: Keys, to: Endpoint) -> Columns[Any]:
+        """Rows `keys`, in that order, in memory of their own at `to`. The caller holds a lease on them."""
+        assert self._schema is not None
+        fields = tuple(self._schema.fields)
+        shard, slots = self._layout.locate(keys)
+        if shard is None:
+            return self._shards[0].read(slots, fields, to)
+        batch = self._backend.allocate(self._schema, len(keys), to)
+        for number, source in enumerate(self._shards):
+            (place,) = np.nonzero(shard == number)
+            if len(place):
+                place = self._padded(place, source.at)
+                part = source.read(slots[place], fields, to)
+                batch = self._backend.scatter(batch, place, part, fields)
+        return batch
+
+    def version_of(self, keys: Keys) -> NDArray[np.int64]:
+        return self._version[keys % self.capacity]
+
+    def bytes_by_endpoint(self) -> dict[str, int]:
+        """Bytes that the shards occupy; empty before the first row."""
+        if self._schema is None:
+            return {}
+        return {str(shard.at): shard.rows * self._schema.row_bytes for shard in self._shards}
+
+    def close(self) -> None:
+        for shard in self._shards:
+            shard.close()
+
+    def _columns(self, data: Any) -> Columns[Any]:
+        if self._schema is None:
+            schema = Schema.infer(data, "stored rows")
+            count = schema.check(schema.flatten(data, "stored rows"), "stored rows")
+            self._allocate(schema)
+            self._schema = schema
+        else:
+            count = self._schema.check(self._schema.flatten(data, "stored rows"), "stored rows")
+        return Columns(PAGEABLE, self._schema.flatten(data, "stored rows"), count)
+
+    def _allocate(self, schema: Schema) -> None:
+        asked = list(zip(self._placement.endpoints, self._layout.shard_rows, strict=True))
+        short = [line for endpoint, rows in asked if (line := self._shortfall(endpoint, rows, schema.row_bytes))]
+        if short:
+            raise CapacityError(
+                f"{self.capacity:,} rows of {schema.row_bytes:,} bytes don't fit. {'; '.join(short)}. "
+                "A smaller capacity, a larger budget or a placement over more endpoints would"
+            )
+        self._shards = [Shard(self._backend, schema, rows, at) for at, rows in asked]
+
+    def _shortfall(self, at: Endpoint, rows: int, row_bytes: int) -> str | None:
+        need = rows * row_bytes
+        free, budget = self._backend.free_bytes(at), self._budgets.get(at.tier)
+        if budget is not None and need > budget:
+            fits = f"{budget // max(row_bytes, 1):,} rows would fit"
+            return f"{at} needs {format_bytes(need)} for {rows:,} rows; its budget is {format_bytes(budget)} ({fits})"
+        if need > free:
+            fits = f"{free // max(row_bytes, 1):,} rows would fit"
+            return f"{at} needs {format_bytes(need)} for {rows:,} rows; {format_bytes(free)} are free ({fits})"
+        return None
+
+    def _evict(self, first: int, deadline_s: float | None) -> None:
+        """Rows before `first` are live no more; returns when nobody reads one of them."""
+        self._window = Window(first, self._window.stop)
+        with self._unleased:
+            self._halt.wait(
+                self._unleased,
+                lambda: min(self._leases.values(), default=math.inf) >= first,
+                deadline_s,
+                lambda: f"rows before {first} are still being read for a batch",
+            )
+
+    def _padded(self, place: NDArray[np.int64], at: Endpoint) -> NDArray[np.int64]:
+        """`place` with its last entry repeated, to a length that a backend that compiles per shape has met before."""
+        return np.pad(place, (0, self._backend.padded(len(place), at) - len(place)), mode="edge")
+
+
+def _slice(rows: Columns[Any], offset: int, count: int) -> Columns[Any]:
+    if offset == 0 and count == rows.rows:
+        return rows
+    return Columns(rows.at, {path: column[offset : offset + count] for path, column in rows.arrays.items()}, count)
+
+

@@ -1,0 +1,173 @@
+"""Delivery: buffer → training batch. The operator that draws, reads, transforms and stages batches (paper §4.2)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conduit.core.backend import Backend, Columns, Target
+from conduit.core.batch import Batch, SampleInfo
+from conduit.core.buffer import ExperienceBuffer
+from conduit.core.experience import Schema
+from conduit.core.halt import Halt
+from conduit.core.hook import Hook, run_hook
+from conduit.core.ledger import Ledger
+from conduit.core.order import Order, Turn
+from conduit.core.sampling import Draw, Sampler
+from conduit.errors import HookError
+from conduit.topology.endpoint import PAGEABLE
+
+_WEIGHT = "(weight)"
+"""The column that carries the weights along with the rows to the learner's device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Batches to draw in one turn and stage one after the other.
+
+    `lags`: the priority lag of each. `stage`: where each goes as soon as it is ready."""
+
+    numbers: Sequence[int]
+    lags: Sequence[int]
+    rows: int
+    stream: int
+    stage: Callable[[int, Batch], None]
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A draw that holds a lease on its rows."""
+
+    number: int
+    lag: int
+    draw: Draw
+    frontier: int
+    lease: object
+
+
+class Delivery:
+    def __init__(
+        self,
+        *,
+        hooks: Sequence[Hook],
+        backend: Backend[Any],
+        buffer: ExperienceBuffer,
+        sampler: Sampler,
+        order: Order,
+        halt: Halt,
+        ledger: Ledger,
+        target: Target,
+    ) -> None:
+        self._hooks = tuple(hooks)
+        self._backend = backend
+        self._buffer = buffer
+        self._sampler = sampler
+        self._order = order
+        self._halt = halt
+        self._ledger = ledger
+        self._target = target
+        self._requests: deque[Request] = deque()
+        self._changed = halt.condition("delivery requests")
+
+    def request(
+        self,
+        numbers: Sequence[int],
+        lags: Sequence[int],
+        rows: int,
+        stage: Callable[[int, Batch], None],
+        stream: int = 0,
+    ) -> Request:
+        """Takes a place in the order for batches `numbers` of `rows` rows each: what was asked of the store before is
+        visible to their draws, what comes later is not, unless rows are missing."""
+        turn = self._order.enter(ready=lambda: self.missing(rows, numbers[0]) is None)
+        return Request(numbers, lags, rows, stream, stage, turn)
+
+    def missing(self, rows: int, number: int) -> str | None:
+        """What is missing for a draw now."""
+        return self._sampler.missing(self._buffer.window, rows, number)
+
+    def submit(self, request: Request) -> None:
+        """Leaves a request to the operator's thread."""
+        with self._changed:
+            self._requests.append(request)
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """The thread's life: a step for every request, until the store halts."""
+        try:
+            while True:
+                with self._changed:
+                    self._halt.wait(self._changed, lambda: bool(self._requests), None, lambda: "no requests")
+                    request = self._requests.popleft()
+                self.step(request, None, lambda: "")
+        # Whatever ends the operator must reach the callers of push and pull, which would wait for it otherwise.
+        except Exception as error:
+            self._halt.now_because(error)
+
+    def step(self, request: Request, deadline_s: float | None, why: Callable[[], str]) -> None:
+        """Draws the request's batches in its turn, then reads, transforms and stages them. Nothing if it was withdrawn."""
+        with self._order.serve(request.turn, deadline_s, why) as served:
+            if not served:
+                return
+            with self._ledger.operator("delivery"):
+                drawn = deque(self._draw(request))
+        try:
+            while drawn:
+                with self._ledger.operator("delivery"):
+                    batch = self._assemble(drawn[0])
+                request.stage(drawn[0].number, batch)
+                self._buffer.end_lease(drawn.popleft().lease)
+        finally:
+            for left in drawn:
+                self._buffer.end_lease(left.lease)
+
+    def _draw(self, request: Request) -> list[_Drawn]:
+        window = self._buffer.window
+        drawn = []
+        for number, lag in zip(request.numbers, request.lags, strict=True):
+            draw = self._sampler.draw(number, request.rows, window, request.stream)
+            drawn.append(_Drawn(number, lag, draw, window.frontier, self._buffer.take_lease(draw.keys)))
+        return drawn
+
+    def _assemble(self, drawn: _Drawn) -> Batch:
+        draw, schema = drawn.draw, self._buffer.schema
+        assert schema is not None
+        to = PAGEABLE if self._hooks else self._backend.landing(self._target)
+        columns = self._buffer.read(draw.keys, to)
+        version = self._buffer.version_of(draw.keys)
+        if self._hooks:
+            schema, columns = self._transform(schema, columns)
+        arrays = self._hand_over(columns, draw.weight)
+        info = SampleInfo(
+            number=drawn.number,
+            keys=draw.keys,
+            probability=draw.probability,
+            weight=arrays[_WEIGHT],
+            priority=draw.priority,
+            age=drawn.frontier - draw.keys,
+            policy_version=version,
+            frontier=drawn.frontier,
+            priority_lag=drawn.lag,
+        )
+        return Batch(schema.unflatten(arrays), info)
+
+    def _transform(self, schema: Schema, columns: Columns[Any]) -> tuple[Schema, Columns[Any]]:
+        data = schema.unflatten(columns.arrays)
+        for hook in self._hooks:
+            data = run_hook(hook, data)
+        written = Schema.infer(data, "delivery hooks")
+        arrays = written.flatten(data, "delivery hooks")
+        counts = {path: leaf.shape[0] for path, leaf in arrays.items()}
+        if set(counts.values()) != {columns.rows}:
+            raise HookError(f"delivery hooks got {columns.rows} rows and wrote {counts}; a delivery hook keeps the batch's rows")
+        return written, Columns(PAGEABLE, arrays, columns.rows)
+
+    def _hand_over(self, columns: Columns[Any], weight: np.ndarray) -> Mapping[str, Any]:
+        weights = self._backend.adopt({_WEIGHT: weight}, columns.at)
+        together = {**columns.arrays, **weights.arrays}
+        return self._backend.hand_over(Columns(columns.at, together, columns.rows), self._target)

@@ -1,0 +1,122 @@
+"""What a row is: its fields, their dtypes and shapes, and how they nest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optree
+
+from conduit.errors import SchemaError
+
+Tree = Any
+"""A pytree: nested dicts, lists, tuples, namedtuples or registered nodes (optree) whose leaves are arrays."""
+
+ROOT = "(root)"
+"""The path of a tree that is a single leaf."""
+
+
+def leaf_paths(structure: optree.PyTreeSpec) -> tuple[str, ...]:
+    """The leaves' paths in flattening order, `"obs/image"` for `{"obs": {"image": …}}`."""
+    return tuple("/".join(map(str, path)) or ROOT for path in structure.paths())
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One leaf of a row: `shape` without the row axis, `dtype` exact (NumPy's, or ml_dtypes' for bfloat16)."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The fields of a row by leaf path, and the tree they sit in."""
+
+    fields: Mapping[str, Field]
+    structure: optree.PyTreeSpec
+
+    @classmethod
+    def infer(cls, tree: Tree, where: str) -> Schema:
+        """The schema of `tree`, whose leaves are NumPy arrays of shape (rows, *field.shape)."""
+        leaves, structure = optree.tree_flatten(tree)
+        paths = leaf_paths(structure)
+        if not leaves:
+            raise SchemaError(f"{where}: a row needs at least one leaf; got an empty {type(tree).__name__}")
+        fields = {}
+        for path, leaf in zip(paths, leaves, strict=True):
+            if not isinstance(leaf, np.ndarray):
+                raise SchemaError(f"{where}: leaf {path!r} is {_describe(leaf)}; expected an array with a leading row axis")
+            if leaf.ndim == 0:
+                raise SchemaError(f"{where}: leaf {path!r} has no axes; expected a leading row axis")
+            if leaf.dtype.kind in "OSUMm" or (leaf.dtype.kind == "V" and leaf.dtype.names is not None):
+                raise SchemaError(f"{where}: leaf {path!r} has dtype {leaf.dtype}; expected a numeric or bool dtype")
+            fields[path] = Field(leaf.shape[1:], leaf.dtype)
+        return cls(fields, structure)
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(field.row_bytes for field in self.fields.values())
+
+    def flatten(self, tree: Tree, where: str) -> dict[str, Any]:
+        """`tree`'s leaves by path. SchemaError names missing and unexpected leaves."""
+        leaves, structure = optree.tree_flatten(tree)
+        if structure != self.structure:
+            raise SchemaError(f"{where}: {self._difference(structure)}")
+        return dict(zip(self.fields, leaves, strict=True))
+
+    def unflatten(self, leaves: Mapping[str, Any]) -> Tree:
+        return optree.tree_unflatten(self.structure, [leaves[path] for path in self.fields])
+
+    def check(self, leaves: Mapping[str, Any], where: str, rows: int | None = None) -> int:
+        """How many rows `leaves` holds, after checking each against its field. SchemaError names the first that differs."""
+        for path, field in self.fields.items():
+            leaf = leaves[path]
+            if not isinstance(leaf, np.ndarray):
+                raise SchemaError(f"{where}: leaf {path!r} is {_describe(leaf)}; expected an array {field} with a leading row axis")
+            if leaf.dtype != field.dtype:
+                raise SchemaError(
+                    f"{where}: leaf {path!r} has dtype {leaf.dtype}; expected {field.dtype}. Cast it: dtypes are never changed silently"
+                )
+            if leaf.shape[1:] != field.shape or leaf.ndim == 0:
+                raise SchemaError(f"{where}: leaf {path!r} has shape {leaf.shape}; expected (rows, {_join(field.shape)})")
+            if rows is None:
+                rows = leaf.shape[0]
+            elif leaf.shape[0] != rows:
+                raise SchemaError(f"{where}: leaf {path!r} has {leaf.shape[0]} rows; expected {rows}")
+        assert rows is not None
+        return rows
+
+    def _difference(self, structure: optree.PyTreeSpec) -> str:
+        got = set(leaf_paths(structure))
+        missing = [path for path in self.fields if path not in got]
+        extra = sorted(got - set(self.fields))
+        if not missing and not extra:
+            return f"the leaves nest differently: got {structure}, expected {self.structure}"
+        parts = [f"missing {_quote(missing)}"] * bool(missing) + [f"unexpected {_quote(extra)}"] * bool(extra)
+        return f"{' and '.join(parts)}; expected leaves {_quote(self.fields)}"
+
+    def __str__(self) -> str:
+        return ", ".join(f"{path}: {field}" for path, field in self.fields.items())
+
+
+def _describe(leaf: object) -> str:
+    return f"a {type(leaf).__name__}"
+
+
+def _join(shape: tuple[int, ...]) -> str:
+    return ", ".join(map(str, shape))
+
+
+def _quote(paths: Any) -> str:
+    return ", ".join(repr(path) for path in paths)

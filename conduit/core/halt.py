@@ -1,0 +1,54 @@
+"""Why waits end early: a store that was closed, or an operator that failed. One reason for all of a store's waits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+from conduit.clock import Clock, Condition
+from conduit.errors import WaitTimeout
+
+
+class Halt:
+    """Makes the conditions that a store's parts wait on, and ends every wait once there is a reason to.
+
+    The first reason stays. A wait that ends because of it raises a copy of it, so that tracebacks of different
+    threads don't pile up on one exception."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._reason: BaseException | None = None
+        self._conditions: list[Condition] = []
+
+    @property
+    def reason(self) -> BaseException | None:
+        return self._reason
+
+    def condition(self, name: str) -> Condition:
+        condition = self.clock.condition(name)
+        self._conditions.append(condition)
+        return condition
+
+    def now_because(self, reason: BaseException) -> None:
+        """Ends all waits, now and later, with `reason`. Must not be called while holding one of the conditions."""
+        if self._reason is None:
+            self._reason = reason
+        for condition in self._conditions:
+            with condition:
+                condition.notify_all()
+
+    def check(self) -> None:
+        """Raises the reason, if there is one."""
+        if self._reason is not None:
+            raise copy.copy(self._reason) from (self._reason.__cause__ or self._reason)
+
+    def wait(
+        self, condition: Condition, until: Callable[[], bool], deadline_s: float | None, why: Callable[[], str]
+    ) -> None:
+        """Waits, holding `condition`, until `until()`. Raises the reason to halt, or WaitTimeout with `why()` at the deadline."""
+        done = until()
+        if not done and self._reason is None:
+            done = condition.wait_for(lambda: self._reason is not None or until(), deadline_s)
+        self.check()
+        if not done:
+            raise WaitTimeout(why())

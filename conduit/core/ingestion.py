@@ -1,0 +1,261 @@
+"""Ingestion: rollout → buffer. The hooks' chain, and the operator that runs it at a granularity (paper §4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import optree
+
+from conduit.core.buffer import ExperienceBuffer
+from conduit.core.episodes import (
+    Fragment,
+    Lanes,
+    Rows,
+    as_fragment,
+    concatenate,
+    join_fragments,
+    split_lanes,
+)
+from conduit.core.experience import Tree
+from conduit.core.halt import Halt
+from conduit.core.hook import Hook, run_hook
+from conduit.core.ledger import Ledger
+from conduit.core.order import Order
+from conduit.core.rollout import Rollout
+from conduit.core.sampling import Sampler
+from conduit.core.staging import Cut, Group, Inbox
+from conduit.errors import HookError
+
+
+class IngestionChain:
+    """The ingestion hooks, in three parts: the row-scope prefix, which runs on rows as they come; from the first barrier
+    on, what runs once on a whole unit; and from the first trajectory-scope hook on, what runs on whole fragments."""
+
+    def __init__(self, hooks: Sequence[Hook], on_policy: bool) -> None:
+        barrier = _first(hooks, lambda hook: hook.per != "row")
+        trajectory = _first(hooks, lambda hook: hook.per == "trajectory")
+        self._prefix = tuple(hooks[:barrier])
+        self._unit = tuple(hooks[barrier:trajectory])
+        self._trajectory = tuple(hooks[trajectory:])
+        self._on_policy = on_policy
+        self._lanes = Lanes()
+        self._held: list[Rows] = []
+        self._held_cuts: list[int] = []
+        _check_trajectories_survive(hooks)
+
+    @property
+    def has_barrier(self) -> bool:
+        """Whether some hook sees more than single rows."""
+        return bool(self._unit or self._trajectory)
+
+    @property
+    def needs_edges(self) -> bool:
+        """Whether some hook must know how each lane goes on."""
+        return bool(self._trajectory)
+
+    def process(self, group: Group) -> list[Rows]:
+        """What is to be stored of a group, in order. Groups must come in the order in which they were sealed."""
+        rows = [unit for unit in group.units if isinstance(unit, Rows)]
+        if not self.has_barrier:
+            return [_run_on_rows(self._prefix, concatenate(rows))] if rows else []
+        if self._on_policy:
+            return self._process_fraction(group, rows)
+        return [stored for unit in group.units for stored in self._process_unit(unit)]
+
+    def _process_unit(self, unit: Rows | Cut) -> list[Rows]:
+        if isinstance(unit, Cut):
+            return self._finish(self._lanes.cut(unit.lanes))
+        rows = _run_on_rows(self._prefix + self._unit, unit)
+        return self._finish(self._lanes.add(rows)) if self._trajectory else [rows]
+
+    def _process_fraction(self, group: Group, rows: list[Rows]) -> list[Rows]:
+        if rows:
+            self._held.append(_run_on_rows(self._prefix, concatenate(rows)))
+        self._held_cuts += [lane for unit in group.units if isinstance(unit, Cut) for lane in unit.lanes]
+        if not group.closes:
+            return []
+        held, self._held = self._held, []
+        cuts, self._held_cuts = self._held_cuts, []
+        unit = _run_on_rows(self._unit, concatenate(held))
+        if not self._trajectory:
+            return [unit]
+        ended = self._lanes.add(unit) + self._lanes.cut(cuts)
+        return self._finish(ended + self._lanes.take_open(group.bootstrap))
+
+    def _finish(self, fragments: list[Fragment]) -> list[Rows]:
+        if not fragments:
+            return []
+        unit: Rows | list[Fragment] = fragments
+        for hook in self._trajectory:
+            if hook.per == "trajectory":
+                unit = _run_on_fragments(hook, _as_fragments(unit))
+            else:
+                unit = _run_on_rows((hook,), _as_rows(unit))
+        return [_as_rows(unit)]
+
+
+class Ingestion:
+    """The operator. In line, `step` runs in the pushing thread, all of it in the group's turn; behind rollout it runs on a
+    thread of its own, hooks before the group's turn and only the write in it."""
+
+    def __init__(
+        self,
+        *,
+        chain: IngestionChain,
+        inbox: Inbox,
+        rollout: Rollout,
+        buffer: ExperienceBuffer,
+        sampler: Sampler,
+        order: Order,
+        halt: Halt,
+        ledger: Ledger,
+        overlap: bool,
+    ) -> None:
+        self._chain = chain
+        self._inbox = inbox
+        self._rollout = rollout
+        self._buffer = buffer
+        self._sampler = sampler
+        self._order = order
+        self._halt = halt
+        self._ledger = ledger
+        self.overlap = overlap
+
+    def run(self) -> None:
+        """The thread's life: a step for every group, until the store halts."""
+        try:
+            while group := self._inbox.wait_take():
+                self.step(group, None)
+        # Whatever ends the operator must reach the callers of push and pull, which would wait for it otherwise.
+        except Exception as error:
+            self._halt.now_because(error)
+
+    def catch_up(self, deadline_s: float) -> None:
+        """In line: ingests the sealed groups."""
+        while not self.overlap and (group := self._inbox.take()):
+            self._step_or_halt(group, deadline_s)
+
+    def flush(self, deadline_s: float) -> None:
+        """Makes visible what has been pushed though it is less than a group, because a learner waits for it."""
+        self._rollout.flush()
+        self.catch_up(deadline_s)
+
+    def step(self, group: Group, deadline_s: float | None) -> None:
+        """Ingests one group: hooks, write, priorities."""
+        if not self.overlap:
+            assert group.turn is not None
+            with self._order.serve(group.turn, deadline_s, _why_waiting), self._ledger.operator("ingestion"):
+                self._publish(self._chain.process(group), deadline_s)
+            return
+        with self._ledger.operator("ingestion"):
+            stored = self._chain.process(group)
+        turn = self._inbox.wait_turn(group)
+        with self._order.serve(turn, deadline_s, _why_waiting), self._ledger.operator("ingestion"):
+            self._publish(stored, deadline_s)
+
+    def _step_or_halt(self, group: Group, deadline_s: float) -> None:
+        try:
+            self.step(group, deadline_s)
+        # The group's rows are lost to the buffer: the store must not go on as if nothing had happened.
+        except Exception as error:
+            self._halt.now_because(error)
+            raise
+
+    def _publish(self, stored: Sequence[Rows], deadline_s: float | None) -> None:
+        for rows in stored:
+            if len(rows):
+                window = self._buffer.write(rows.data, rows.version, deadline_s)
+                priority = None if rows.priority is None else rows.priority[-len(window) :]
+                self._sampler.insert(window.first, len(window), priority)
+
+
+def _why_waiting() -> str:
+    return "rows that were pushed before are still being ingested"
+
+
+def _as_rows(unit: Rows | list[Fragment]) -> Rows:
+    return unit if isinstance(unit, Rows) else join_fragments(unit)
+
+
+def _as_fragments(unit: Rows | list[Fragment]) -> list[Fragment]:
+    if isinstance(unit, Rows):
+        return [as_fragment(run) for _, run in split_lanes(unit)]
+    return unit
+
+
+def _first(hooks: Sequence[Hook], of: Callable[[Hook], bool]) -> int:
+    return next((i for i, hook in enumerate(hooks) if of(hook)), len(hooks))
+
+
+def _run_on_rows(hooks: Sequence[Hook], rows: Rows) -> Rows:
+    for hook in hooks:
+        rows = _run_one(hook, rows)
+    return rows
+
+
+def _run_one(hook: Hook, rows: Rows) -> Rows:
+    data = run_hook(hook, rows.data)
+    count = count_rows(data, hook)
+    if count == len(rows):
+        return replace(rows, data=data)
+    if hook.rows == "same":
+        raise HookError(
+            f"{hook.stage} hook {hook.name!r} got {len(rows)} rows and wrote {count}; it declares rows='same'. "
+            "Declare rows='any' if it may drop or add rows"
+        )
+    # Which row is which is lost: what all rows had in common is kept.
+    return Rows(
+        data=data,
+        lane=np.full(count, -1, np.int64),
+        end=np.zeros(count, np.uint8),
+        version=np.full(count, rows.version.max(initial=0), np.int64),
+    )
+
+
+def _run_on_fragments(hook: Hook, fragments: list[Fragment]) -> list[Fragment]:
+    written = run_hook(hook, fragments)
+    if not isinstance(written, list | tuple) or not all(isinstance(each, Fragment) for each in written):
+        raise HookError(f"ingestion hook {hook.name!r} wrote {type(written).__name__}; expected a list of Fragment, as read() gave")
+    got, wrote = sum(map(len, fragments)), 0
+    checked = []
+    for fragment in written:
+        count = count_rows(fragment.rows, hook)
+        wrote += count
+        if count != len(fragment):
+            fragment = replace(fragment, version=np.full(count, fragment.version.max(initial=0)), priority=None)
+        checked.append(fragment)
+    if hook.rows == "same" and ([len(f) for f in checked] != [len(f) for f in fragments]):
+        raise HookError(
+            f"ingestion hook {hook.name!r} got {len(fragments)} fragments with {got} rows and wrote {len(checked)} with {wrote}; "
+            "it declares rows='same', which keeps the fragments and their lengths. Declare rows='any' if it may change them"
+        )
+    return checked
+
+
+def count_rows(data: Tree, hook: Hook) -> int:
+    """The rows of what `hook` wrote. HookError unless all leaves are arrays with as many."""
+    leaves: list[Any] = optree.tree_leaves(data)
+    counts = {leaf.shape[0] if isinstance(leaf, np.ndarray) and leaf.ndim else None for leaf in leaves}
+    if len(counts) != 1 or None in counts:
+        shapes = [getattr(leaf, "shape", type(leaf).__name__) for leaf in leaves]
+        raise HookError(
+            f"{hook.stage} hook {hook.name!r} wrote leaves of shapes {shapes}; expected NumPy arrays with one number of rows"
+        )
+    (count,) = counts
+    assert count is not None
+    return count
+
+
+def _check_trajectories_survive(hooks: Sequence[Hook]) -> None:
+    loses: Hook | None = None
+    for hook in hooks:
+        if hook.per == "trajectory" and loses is not None:
+            raise HookError(
+                f"ingestion hook {hook.name!r} looks at trajectories, but {loses.name!r} before it may change which rows there "
+                "are (rows='any'): put it first"
+            )
+        if hook.rows == "any" and hook.per != "trajectory":
+            loses = hook

@@ -1,0 +1,99 @@
+"""Insertion numbers and where they lie: the ring over one or several shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_BLOCKS = 4096
+"""A layout has at most about this many blocks, so that its tables stay small whatever the capacity."""
+
+SMALL_BLOCK = 64
+"""Rows in a block of a layout with room for enough of them: consecutive rows lie together, for cheap copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The live rows: insertion numbers [first, stop)."""
+
+    first: int
+    stop: int
+
+    @property
+    def frontier(self) -> int:
+        """The last insertion number visible; first - 1 when there is none."""
+        return self.stop - 1
+
+    def __len__(self) -> int:
+        return self.stop - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive slots of one shard that take rows [offset, offset + rows) of what is being inserted."""
+
+    shard: int
+    slot: int
+    offset: int
+    rows: int
+
+
+class Layout:
+    """Which shard and slot each insertion number has: position `key % capacity` of a ring that is dealt to the shards
+    in blocks by smooth weighted round robin, so that every prefix of the ring is spread as the shares say.
+
+    `shares`: relative weights, one a shard; all positive."""
+
+    def __init__(self, capacity: int, shares: Sequence[float]) -> None:
+        self.capacity = capacity
+        many = len(shares) > 1
+        small = min(SMALL_BLOCK, max(1, capacity // (8 * len(shares))))
+        self.block_rows = max(small, -(-capacity // MOST_BLOCKS)) if many else capacity
+        blocks = -(-capacity // self.block_rows)
+        self._shard = _deal(blocks, shares)
+        sizes = np.full(blocks, self.block_rows, np.int64)
+        sizes[-1] = capacity - (blocks - 1) * self.block_rows
+        self._start = np.zeros(blocks, np.int64)
+        rows = []
+        for shard in range(len(shares)):
+            own = np.flatnonzero(self._shard == shard)
+            filled = np.cumsum(sizes[own])
+            self._start[own] = filled - sizes[own]
+            rows.append(int(filled[-1]) if len(own) else 0)
+        self.shard_rows = tuple(rows)
+        """How many rows each shard holds; they sum to the capacity."""
+
+    def locate(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+        """(shard of each key, slot of each key); None instead of the shards when there is one only."""
+        position = keys % self.capacity
+        if len(self.shard_rows) == 1:
+            return None, position
+        block, within = np.divmod(position, self.block_rows)
+        return self._shard[block], self._start[block] + within
+
+    def spans(self, first_key: int, rows: int) -> list[Span]:
+        """The slots of keys [first_key, first_key + rows), rows ≤ capacity, as few spans as possible."""
+        spans: list[Span] = []
+        offset = 0
+        while offset < rows:
+            block, within = divmod((first_key + offset) % self.capacity, self.block_rows)
+            take = min(self.block_rows - within, self.capacity - block * self.block_rows - within, rows - offset)
+            spans.append(Span(int(self._shard[block]), int(self._start[block]) + within, offset, take))
+            offset += take
+        return spans
+
+
+def _deal(blocks: int, shares: Sequence[float]) -> NDArray[np.int64]:
+    weight = np.asarray(shares, np.float64) / np.sum(shares)
+    credit = np.zeros(len(weight))
+    shard = np.zeros(blocks, np.int64)
+    if len(weight) == 1:
+        return shard
+    for block in range(blocks):
+        credit += weight
+        shard[block] = chosen = int(credit.argmax())
+        credit[chosen] -= 1.0
+    return shard

@@ -1,0 +1,207 @@
+"""What a push must look like, and what it says: leaves checked against the store's signature, ends read, finals matched
+to the lanes that ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import optree
+from numpy.typing import NDArray
+
+from conduit.core.episodes import End, Rows
+from conduit.core.experience import Schema, Tree, leaf_paths
+from conduit.errors import PriorityError, SchemaError
+
+Array = NDArray[Any]
+Mask = NDArray[np.bool_]
+Final = Mapping[str, Tree]
+
+TERMINATED, TRUNCATED = "terminated", "truncated"
+"""Leaves of these names, bool and one a row, say how each row ends; terminated goes before truncated."""
+
+_NO_VERSION = np.zeros(0, np.int64)
+
+
+class Signature:
+    """The push schema, which the first push fixes for all actors. Every method copies what it keeps.
+
+    `to_numpy`: makes a host array of a leaf that isn't NumPy's."""
+
+    def __init__(self, to_numpy: Callable[[Any], Array], prioritized: bool) -> None:
+        self._to_numpy = to_numpy
+        self._prioritized = prioritized
+        self._schema: Schema | None = None
+        self._first = threading.Lock()
+
+    def step(self, tree: Tree, final: Final | None, valid: Any, priority: Any, lanes: range) -> Rows:
+        """One step of all `lanes`, as the rows of those that are valid."""
+        count = len(lanes)
+        schema, leaves = self._leaves(tree, count, "push")
+        kept = _kept_lanes(valid, count)
+        ends = np.where(kept, _ends(leaves, count), End.OPEN).astype(np.uint8)
+        ended = np.flatnonzero(ends)
+        finals = self._match(schema, final, ended, "push")
+        ends[[lane for lane in ended if ends[lane] == End.TRUNCATED and lane not in finals]] = End.CUT
+        rows = np.flatnonzero(kept)
+        return Rows(
+            data=schema.unflatten({path: leaf[rows] for path, leaf in leaves.items()}),
+            lane=lanes.start + rows,
+            end=ends[rows],
+            version=_NO_VERSION,
+            priority=self._priorities(priority, count, rows),
+            finals={int(np.searchsorted(rows, lane)): final for lane, final in finals.items()} or None,
+        )
+
+    def trajectory(self, tree: Tree, end: str | End | None, final: Final | None, priority: Any, lane: int) -> Rows:
+        """Consecutive rows of one lane."""
+        schema, leaves = self._leaves(tree, None, "push_trajectory")
+        count = len(next(iter(leaves.values())))
+        if count == 0:
+            raise SchemaError("push_trajectory: no rows; expected at least one")
+        ends = _ends(leaves, count)
+        if ends[:-1].any():
+            row = int(np.flatnonzero(ends[:-1])[0])
+            raise SchemaError(f"push_trajectory: row {row} of {count} ended already; push one trajectory at a time")
+        if end is not None:
+            ends[-1] = _resolve_end(end, End(int(ends[-1])), leaves)
+        batched = None if final is None else optree.tree_map(lambda leaf: leaf[None], self._arrays(final, "push_trajectory: final"))
+        finals = self._match(schema, batched, np.flatnonzero(ends == ends[-1])[-1:] if ends[-1] else [], "push_trajectory")
+        if ends[-1] == End.TRUNCATED and not finals:
+            ends[-1] = End.CUT
+        return Rows(
+            data=schema.unflatten({path: leaf.copy() for path, leaf in leaves.items()}),
+            lane=np.full(count, lane, np.int64),
+            end=ends,
+            version=_NO_VERSION,
+            priority=self._priorities(priority, count, np.arange(count)),
+            finals=finals or None,
+        )
+
+    def bootstrap(self, tree: Final | None, lanes: int) -> Final | None:
+        """What `end_unit` was told of the observations after the last rows: leaves (lanes, *shape)."""
+        if tree is None:
+            return None
+        schema = self._schema
+        if schema is None:
+            raise SchemaError("end_unit: nothing has been pushed yet")
+        tree = self._arrays(tree, "end_unit: bootstrap")
+        self._check_known(schema, tree, lanes, "end_unit: bootstrap")
+        return optree.tree_map(np.copy, tree)
+
+    def _leaves(self, tree: Tree, rows: int | None, where: str) -> tuple[Schema, dict[str, Array]]:
+        tree = self._arrays(tree, where)
+        if self._schema is not None:
+            leaves = self._schema.flatten(tree, where)
+            self._schema.check(leaves, where, rows)
+            return self._schema, leaves
+        # The first push: two actors' first pushes must not fix two schemas.
+        with self._first:
+            schema = self._schema or _push_schema(tree, where)
+            leaves = schema.flatten(tree, where)
+            schema.check(leaves, where, rows)
+            self._schema = schema
+        return schema, leaves
+
+    def _arrays(self, tree: Tree, where: str) -> Tree:
+        """`tree` with NumPy leaves."""
+        try:
+            return optree.tree_map(self._array, tree)
+        except SchemaError:
+            for path, leaf in zip(optree.tree_paths(tree), optree.tree_leaves(tree), strict=True):
+                try:
+                    self._array(leaf)
+                except SchemaError as error:
+                    raise SchemaError(f"{where}: leaf {'/'.join(map(str, path))!r}: {error}") from None
+            raise
+
+    def _array(self, leaf: Any) -> Any:
+        return leaf if isinstance(leaf, np.ndarray) else self._to_numpy(leaf)
+
+    def _match(self, schema: Schema, final: Final | None, ended: Any, where: str) -> dict[int, Final]:
+        """Place of an ended row → its final."""
+        if final is None:
+            return {}
+        final = self._arrays(final, f"{where}: final")
+        self._check_known(schema, final, len(ended), f"{where}: final", f"lanes that ended in this step: {list(map(int, ended))}")
+        final = optree.tree_map(np.copy, final)
+        return {int(place): _row(final, i) for i, place in enumerate(ended)}
+
+    def _check_known(self, schema: Schema, tree: Final, rows: int, where: str, which: str = "one a lane") -> None:
+        """Each leaf of `tree` is one of the pushed leaves, with `rows` rows."""
+        leaves, structure = optree.tree_flatten(tree)
+        for path, leaf in zip(leaf_paths(structure), leaves, strict=True):
+            field = schema.fields.get(path)
+            if field is None:
+                raise SchemaError(f"{where}[{path!r}] is none of the pushed leaves; expected some of {', '.join(schema.fields)}")
+            if not isinstance(leaf, np.ndarray) or leaf.dtype != field.dtype or leaf.shape[1:] != field.shape or leaf.ndim == 0:
+                got = f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
+                raise SchemaError(f"{where}[{path!r}] is {got}; expected {field} with a leading axis of {rows} ({which})")
+            if len(leaf) != rows:
+                raise SchemaError(f"{where}[{path!r}] has {len(leaf)} rows; expected {rows} ({which})")
+
+    def _priorities(self, priority: Any, rows: int, kept: NDArray[np.intp]) -> NDArray[np.float64] | None:
+        if priority is None:
+            return None
+        if not self._prioritized:
+            raise PriorityError("push(priority=…): the store's sampler has no priorities; use sampler=conduit.Prioritized()")
+        array = np.asarray(self._array(priority), np.float64)
+        if array.shape != (rows,):
+            raise PriorityError(f"push: priority has shape {array.shape}; expected ({rows},), one a row")
+        check_priorities(array, lambda row: f"push: row {row}")
+        return array[kept]
+
+
+def _push_schema(tree: Tree, where: str) -> Schema:
+    schema = Schema.infer(tree, where)
+    for name in (TERMINATED, TRUNCATED):
+        field = schema.fields.get(name)
+        if field is not None and (field.dtype != np.bool_ or field.shape):
+            raise SchemaError(f"{where}: leaf {name!r} is {field}; expected bool[], one a row: it says where lanes end")
+    return schema
+
+
+def check_priorities(priority: NDArray[np.float64], name: Callable[[int], str]) -> None:
+    """PriorityError naming the first that is NaN, infinite or negative."""
+    bad = ~(np.isfinite(priority) & (priority >= 0))
+    if bad.any():
+        first = int(bad.argmax())
+        raise PriorityError(f"{name(first)} has priority {priority[first]}; expected a finite number ≥ 0")
+
+
+def _ends(leaves: Mapping[str, Array], rows: int) -> NDArray[np.uint8]:
+    ends = np.full(rows, End.OPEN, np.uint8)
+    if TRUNCATED in leaves:
+        ends[leaves[TRUNCATED]] = End.TRUNCATED
+    if TERMINATED in leaves:
+        ends[leaves[TERMINATED]] = End.TERMINATED
+    return ends
+
+
+def _kept_lanes(valid: Any, lanes: int) -> Mask:
+    if valid is None:
+        return np.ones(lanes, np.bool_)
+    mask = np.asarray(valid)
+    if mask.dtype != np.bool_ or mask.shape != (lanes,):
+        raise SchemaError(f"push: valid is {mask.dtype}{list(mask.shape)}; expected bool[{lanes}], one a lane")
+    return mask
+
+
+def _resolve_end(asked: str | End, said: End, leaves: Mapping[str, Array]) -> End:
+    """The end that `push_trajectory(end=)` asks for, which leaves that say something else contradict."""
+    try:
+        end = End[asked.upper()] if isinstance(asked, str) else End(asked)
+    except (KeyError, ValueError):
+        names = ", ".join(each.name.lower() for each in End)
+        raise SchemaError(f"push_trajectory: end={asked!r}; expected one of {names}") from None
+    has_leaves = TERMINATED in leaves or TRUNCATED in leaves
+    agrees = said == end or (said == End.OPEN and (not has_leaves or end == End.CUT)) or (said, end) == (End.TRUNCATED, End.CUT)
+    if not agrees:
+        raise SchemaError(f"push_trajectory: end={end.name.lower()!r}, but the last row's leaves say {said.name.lower()!r}")
+    return end
+
+
+def _row(tree: Final, place: int) -> Final:
+    return optree.tree_map(lambda leaf: leaf[place], tree)

@@ -1,0 +1,129 @@
+"""The waiting rooms on the experience path: the Inbox before ingestion and the Outbox after delivery."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from conduit.core.batch import Batch
+from conduit.core.episodes import Rows
+from conduit.core.experience import Tree
+from conduit.core.halt import Halt
+from conduit.core.order import Order, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """An actor left: the open fragments of its lanes end here."""
+
+    lanes: range
+
+
+@dataclass(slots=True)
+class Group:
+    """What one invocation of ingestion takes: some units of rows, in the order they were pushed."""
+
+    units: list[Rows | Cut] = field(default_factory=list)
+    closes: bool = False
+    """On-policy: the iteration's last group."""
+    bootstrap: Mapping[int, Mapping[str, Tree]] = field(default_factory=dict)
+    """For a closing group: lane → what the actor knows of the observation after its last row."""
+    turn: Turn | None = None
+
+
+class Inbox:
+    """Sealed groups, oldest first, each with its place in the store's order.
+
+    Where ingestion runs behind rollout (`hold_back`), a group gets its place when the next one is sealed: so a draw sees
+    the groups before the last one, whatever the operator's speed, and never waits for rows that were pushed just now."""
+
+    def __init__(self, halt: Halt, order: Order, hold_back: bool) -> None:
+        self._halt = halt
+        self._order = order
+        self._hold_back = hold_back
+        self.changed = halt.condition("inbox")
+        self._groups: deque[Group] = deque()
+        self._last: Group | None = None
+
+    def seal(self, group: Group) -> None:
+        """Queues a group. The caller holds `changed`."""
+        self.release_last()
+        self._groups.append(group)
+        self._last = group
+        if not self._hold_back:
+            self.release_last()
+        self.changed.notify_all()
+
+    def release_last(self) -> None:
+        """Gives the last sealed group its place in the order, if it has none yet. The caller holds `changed`."""
+        if self._last is not None:
+            self._last.turn = self._order.enter()
+            self._last = None
+            self.changed.notify_all()
+
+    def take(self) -> Group | None:
+        """The oldest group; None when there is none."""
+        with self.changed:
+            return self._pop()
+
+    def wait_take(self) -> Group | None:
+        """The oldest group, once there is one. Raises the reason to halt."""
+        with self.changed:
+            self._halt.wait(self.changed, lambda: bool(self._groups), None, lambda: "no rows")
+            return self._pop()
+
+    def wait_turn(self, group: Group) -> Turn:
+        """The group's place in the order, once it has one."""
+        with self.changed:
+            self._halt.wait(self.changed, lambda: group.turn is not None, None, lambda: "no further rows")
+            assert group.turn is not None
+            return group.turn
+
+    def pending_units(self) -> int:
+        """Units in groups that no operator has taken. The caller holds `changed`."""
+        return sum(len(group.units) for group in self._groups)
+
+    def _pop(self) -> Group | None:
+        if not self._groups:
+            return None
+        self.changed.notify_all()
+        return self._groups.popleft()
+
+
+class Outbox:
+    """Staged batches of one learner, by number."""
+
+    def __init__(self, halt: Halt, name: str) -> None:
+        self._halt = halt
+        self._changed = halt.condition(name)
+        self._staged: dict[int, Batch] = {}
+        self._first = 0
+
+    def __len__(self) -> int:
+        return len(self._staged)
+
+    def put(self, number: int, batch: Batch) -> None:
+        """Stages a batch, unless it has been discarded already."""
+        with self._changed:
+            if number >= self._first:
+                self._staged[number] = batch
+                self._changed.notify_all()
+
+    def take(self, number: int) -> Batch | None:
+        """Batch `number` if it is staged."""
+        with self._changed:
+            return self._staged.pop(number, None)
+
+    def wait_take(self, number: int, deadline_s: float, why: Callable[[], str]) -> Batch | None:
+        """Batch `number`, once it is staged; None if it has been discarded."""
+        with self._changed:
+            self._halt.wait(self._changed, lambda: number in self._staged or number < self._first, deadline_s, why)
+            return self._staged.pop(number, None)
+
+    def discard_before(self, number: int) -> None:
+        """No batch below `number` is wanted any more."""
+        with self._changed:
+            self._first = number
+            self._staged = {n: batch for n, batch in self._staged.items() if n >= number}
+            self._changed.notify_all()

@@ -1,0 +1,61 @@
+"""Every error Conduit raises: one class a cause, each also the builtin that code outside would expect."""
+
+
+class ConduitError(Exception):
+    """Root of all errors that Conduit raises on purpose."""
+
+
+class SchemaError(ConduitError, ValueError):
+    """Rows don't have the fields, dtypes, shapes or row count that the store was promised."""
+
+
+class CapacityError(ConduitError, MemoryError):
+    """Rows don't fit where they should live; the message has the figures."""
+
+
+class FreshnessError(ConduitError, ValueError):
+    """On-policy rows carry a policy version that the current iteration can't accept."""
+
+
+class UnitError(ConduitError, ValueError):
+    """An on-policy iteration has too few or too many rows."""
+
+
+class PriorityError(ConduitError, ValueError):
+    """A priority is NaN, infinite or negative; the message names the key."""
+
+
+class UnknownKeyError(ConduitError, LookupError):
+    """A key that this store never issued."""
+
+
+class ScheduleError(ConduitError, ValueError):
+    """A schedule that the mode's semantics don't allow."""
+
+
+class WaitTimeout(ConduitError, TimeoutError):
+    """A wait ran past its deadline; the message says what was missing and what would end the wait."""
+
+
+class ClosedError(ConduitError, RuntimeError):
+    """The store, or this port of it, is closed."""
+
+
+class HookError(ConduitError, RuntimeError):
+    """A registered hook failed or broke its declaration; `__cause__` is the hook's own exception if it raised one."""
+
+
+class UnknownBackendError(ConduitError, ValueError):
+    """No backend has this name."""
+
+
+class MissingExtraError(ConduitError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class HandOverError(ConduitError, TypeError):
+    """A batch can't be handed to the requested framework, device or sharding without changing its values."""
+
+
+class DeadlockError(ConduitError, RuntimeError):
+    """Every thread on a virtual clock waits, and none for a deadline."""

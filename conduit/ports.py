@@ -1,0 +1,282 @@
+"""The store's two ports: actors push into one, learners pull from the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conduit.core.backend import Target
+from conduit.core.batch import Batch
+from conduit.core.delivery import Delivery, Request
+from conduit.core.episodes import End, Rows, Step
+from conduit.core.experience import Tree
+from conduit.core.halt import Halt
+from conduit.core.ingestion import Ingestion
+from conduit.core.ledger import Ledger, Wait
+from conduit.core.order import Order
+from conduit.core.rollout import ActorLanes, Rollout
+from conduit.core.semantics import Numbering
+from conduit.core.signature import Signature
+from conduit.core.staging import Outbox
+from conduit.errors import ClosedError, SchemaError, WaitTimeout
+
+
+@dataclass(frozen=True, slots=True)
+class PathIn:
+    """What actors push into."""
+
+    halt: Halt
+    ledger: Ledger
+    signature: Signature
+    rollout: Rollout
+    ingestion: Ingestion
+    timeout_s: float
+
+
+class Actor:
+    """One producer with `lanes` lanes, each a stream of consecutive rows of one environment (or environment × agent)."""
+
+    def __init__(self, path: PathIn, lanes: ActorLanes) -> None:
+        self._path = path
+        self._lanes = lanes
+        self._closed = False
+
+    @property
+    def lanes(self) -> int:
+        return len(self._lanes.lanes)
+
+    def push(
+        self,
+        step: Step | Tree,
+        *,
+        final: Mapping[str, Tree] | None = None,
+        valid: NDArray[np.bool_] | None = None,
+        priority: Any = None,
+        version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Takes one step of all lanes and returns how many rows it took; the arrays may be reused at once.
+
+        `step`: leaves (lanes, *shape), observations from *before* the action; or a `Step`, which brings `final` and `valid`
+        along. Leaves `terminated` and `truncated` say which lanes ended. `final`: the last observation (and value) of the
+        lanes that ended, leaves (ended lanes, *shape) in lane order; a truncated lane without one is cut: nothing is ever
+        bootstrapped from it. Lanes with `valid` False write nothing. `priority`: (lanes,) raw priorities, 0 disables a row.
+        `version`: the policy version that acted; by default the store's.
+
+        Raises SchemaError, PriorityError, FreshnessError or UnitError for rows that don't fit, WaitTimeout when the store
+        couldn't take them in `timeout_s` (by default the store's), and what stopped the store if it has stopped."""
+        if isinstance(step, Step):
+            step, final, valid = step.rows, step.final, step.valid
+        with self._path.ledger.port("push") as wait:
+            self._check_open()
+            rows = self._path.signature.step(step, final, valid, priority, self._lanes.lanes)
+            return self._put(rows, version, timeout_s, wait)
+
+    def push_trajectory(
+        self,
+        rows: Tree,
+        *,
+        end: str | End | None = None,
+        final: Mapping[str, Tree] | None = None,
+        lane: int = 0,
+        priority: Any = None,
+        version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Takes consecutive rows of one lane, leaves (length, *shape), and returns how many it took.
+
+        `end`: how the last one ends: "open", "terminated", "truncated" or "cut"; by default as its leaves `terminated` and
+        `truncated` say, "open" without such leaves. `final`: the observation (and value) after the last row, leaves (*shape)."""
+        with self._path.ledger.port("push") as wait:
+            self._check_open()
+            if not 0 <= lane < self.lanes:
+                raise SchemaError(f"push_trajectory: lane {lane}; this actor has lanes 0 to {self.lanes - 1}")
+            taken = self._path.signature.trajectory(rows, end, final, priority, self._lanes.lanes[lane])
+            return self._put(taken, version, timeout_s, wait)
+
+    def end_unit(self, *, bootstrap: Mapping[str, Tree] | None = None) -> None:
+        """On-policy: this actor's rows of the iteration are all pushed. `bootstrap`: what is known of the observations after
+        the last rows, leaves (lanes, *shape), such as {"value": critic(obs)}; used for lanes that are still open.
+        UnitError when the iteration is short."""
+        with self._path.ledger.port("push"):
+            self._check_open()
+            known = self._path.signature.bootstrap(bootstrap, self.lanes)
+            self._path.rollout.end_unit(self._lanes, known)
+            self._path.ingestion.catch_up(self._deadline(None))
+
+    def close(self) -> None:
+        """The actor leaves: its open lanes are cut. Pushed rows stay."""
+        if not self._closed:
+            self._closed = True
+            if self._path.halt.reason is None:
+                self._path.rollout.leave(self._lanes)
+                self._path.ingestion.catch_up(self._deadline(None))
+
+    def _put(self, rows: Rows, version: int | None, timeout_s: float | None, wait: Wait) -> int:
+        if not len(rows):
+            return 0
+        deadline_s = self._deadline(timeout_s)
+        taken = self._path.rollout.put(self._lanes, rows, version, deadline_s, wait)
+        self._path.ingestion.catch_up(deadline_s)
+        return len(rows) if taken else 0
+
+    def _check_open(self) -> None:
+        self._path.halt.check()
+        if self._closed:
+            raise ClosedError("this actor is closed; open another with store.actor()")
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        return self._path.halt.clock.now() + (self._path.timeout_s if timeout_s is None else timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class PathOut:
+    """What a learner pulls from."""
+
+    halt: Halt
+    ledger: Ledger
+    order: Order
+    ingestion: Ingestion
+    delivery: Delivery
+    outbox: Outbox
+    numbering: Numbering
+    batch_size: int
+    overlap: bool
+    timeout_s: float
+    explain: Callable[[], str]
+    """What the rollout side lacks, for a timeout's message."""
+
+
+class Learner:
+    """One consumer: global batches `rank`, `rank + world`, … by number, whenever it asks for them. One thread at a time pulls."""
+
+    def __init__(self, path: PathOut, rank: int, world: int, target: Target) -> None:
+        self.rank, self.world, self.target = rank, world, target
+        self._path = path
+        self._lock = threading.Lock()
+        self._index = 0
+        self._requests: dict[int, Request] = {}
+
+    def pull(self, *, timeout_s: float | None = None) -> Batch:
+        """The learner's next batch, in memory that belongs to the caller.
+
+        Raises WaitTimeout, saying what is missing, when it can't be served in `timeout_s` (by default the store's); the next
+        pull asks for the same batch. Raises what stopped the store if it has stopped."""
+        path = self._path
+        with path.ledger.port("pull") as wait:
+            path.halt.check()
+            began_s = path.halt.clock.now()
+            deadline_s = began_s + (path.timeout_s if timeout_s is None else timeout_s)
+            batch = None
+            while batch is None:
+                index = self._index
+                request = self._request(index)
+                self._prefetch_after(index)
+                # None again when advance() dropped what was asked for: the next iteration's first is asked for then.
+                batch = self._take(index, request, deadline_s)
+            wait.starved_s = _starved_s(request, began_s, path.halt.clock.now())
+            self._done_with(index)
+        if self.rank == 0 and path.numbering.per_iteration is None:
+            path.ledger.end_iteration()
+        return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Off-policy: batches for ever. On-policy: what is left of this iteration's."""
+        end = self._path.numbering.next_iteration(self._index)
+        while end is None or self._index < end:
+            yield self.pull()
+
+    @property
+    def staged(self) -> int:
+        """Batches that are ready and not pulled."""
+        return len(self._path.outbox)
+
+    def skip_to(self, index: int) -> None:
+        """Batches before `index` are wanted no more: their requests are withdrawn, and what is staged of them is dropped."""
+        with self._lock:
+            self._index = max(self._index, index)
+            dropped = {id(request): request for at, request in self._requests.items() if at < index}
+            self._requests = {at: request for at, request in self._requests.items() if at >= index}
+        self._path.outbox.discard_before(self._path.numbering.number(index))
+        for request in dropped.values():
+            self._path.order.withdraw(request.turn)
+
+    def _request(self, index: int) -> Request:
+        """The request that batch `index` is part of, made now if there is none."""
+        path = self._path
+        with self._lock:
+            if index in self._requests:
+                return self._requests[index]
+            group = [i for i in path.numbering.group(index) if i >= index]
+            numbers = [path.numbering.number(i) for i in group]
+            lags = [i - self._index for i in group]
+            request = path.delivery.request(numbers, lags, path.batch_size, path.outbox.put)
+            self._requests.update(dict.fromkeys(group, request))
+        if path.overlap:
+            path.delivery.submit(request)
+        return request
+
+    def _prefetch_after(self, index: int) -> None:
+        """When the first batch of a group is pulled, the next group is asked for, within the iteration."""
+        numbering = self._path.numbering
+        group = numbering.group(index)
+        if self._path.overlap and index == group.start and group.stop != numbering.next_iteration(index):
+            self._request(group.stop)
+
+    def _take(self, index: int, request: Request, deadline_s: float) -> Batch | None:
+        path, number = self._path, self._path.numbering.number(index)
+        batch = path.outbox.take(number)
+        if batch is not None:
+            return batch
+        try:
+            if not path.order.settle(request.turn, deadline_s):
+                path.ingestion.flush(deadline_s)
+            if path.overlap:
+                return path.outbox.wait_take(number, deadline_s, lambda: self._why(number))
+            self._step(request, deadline_s, number)
+        except WaitTimeout:
+            if not path.overlap:
+                self._give_up(request)
+            raise
+        return path.outbox.take(number)
+
+    def _step(self, request: Request, deadline_s: float, number: int) -> None:
+        try:
+            self._path.delivery.step(request, deadline_s, lambda: self._why(number))
+        except WaitTimeout:
+            raise
+        # A draw that was begun can't be repeated with the same priorities: the store must not go on as if nothing had happened.
+        except Exception as error:
+            self._path.halt.now_because(error)
+            raise
+
+    def _give_up(self, request: Request) -> None:
+        """Forgets a request that nobody will serve, so that the next pull makes it again."""
+        self._path.order.leave(request.turn)
+        with self._lock:
+            self._requests = {i: other for i, other in self._requests.items() if other is not request}
+
+    def _done_with(self, index: int) -> None:
+        with self._lock:
+            self._requests.pop(index, None)
+            if self._index == index:
+                self._index = index + 1
+
+    def _why(self, number: int) -> str:
+        missing = self._path.delivery.missing(self._path.batch_size, number)
+        reasons = f"{missing}; {self._path.explain()}".rstrip("; ") if missing else "it is being prepared"
+        return f"pull of batch {number} (learner {self.rank} of {self.world}) timed out: {reasons}"
+
+
+def _starved_s(request: Request, began_s: float, ended_s: float) -> float:
+    """How long a pull waited for rows that nobody had pushed."""
+    turn = request.turn
+    if not turn.passed_over:
+        return 0.0
+    until_s = ended_s if turn.ready_at_s is None else turn.ready_at_s
+    return min(max(0.0, until_s - began_s), ended_s - began_s)

@@ -1,0 +1,31 @@
+"""The ledger as a table."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from conduit.core.ledger import Ledger, OperatorSeconds, Seconds
+
+
+def ledger_table(ledger: Ledger, title: str = "Where the seconds went") -> Table:
+    """One row a stage, with seconds of the whole run and milliseconds an iteration; all of it measured."""
+    total, iterations = ledger.total, max(ledger.iteration_count, 1)
+    table = Table(title=f"{title} ({ledger.iteration_count:,} iterations, {total.wall_s:.2f} s)")
+    for heading in ("stage", "busy s", "hidden s", "exposed s", "exposed ms / iteration"):
+        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    for stage, seconds in _stages(total):
+        per_iteration = f"{1e3 * seconds.exposed_s / iterations:.3f}"
+        table.add_row(stage, f"{seconds.busy_s:.3f}", f"{seconds.hidden_s:.3f}", f"{seconds.exposed_s:.3f}", per_iteration)
+    for label, waited_s in (("learners starved", total.starved_s), ("actors blocked", total.blocked_s)):
+        if waited_s > 0:
+            table.add_row(label, "", "", f"{waited_s:.3f}", f"{1e3 * waited_s / iterations:.3f}")
+    return table
+
+
+def _stages(total: Seconds) -> list[tuple[str, OperatorSeconds]]:
+    return [
+        ("rollout", OperatorSeconds(total.rollout_s, total.rollout_s)),
+        ("update", OperatorSeconds(total.update_s, total.update_s)),
+        ("ingestion", total.ingestion),
+        ("delivery", total.delivery),
+    ]

@@ -1,0 +1,392 @@
+"""The Store: the only place where the parts are wired together."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from conduit import backends
+from conduit.backends import exchange
+from conduit.clock import Clock, RealClock, Task
+from conduit.core.backend import Backend, Target
+from conduit.core.batch import Batch
+from conduit.core.buffer import ExperienceBuffer
+from conduit.core.delivery import Delivery
+from conduit.core.halt import Halt
+from conduit.core.hook import Hook, check_chain
+from conduit.core.ingestion import Ingestion, IngestionChain
+from conduit.core.ledger import Ledger
+from conduit.core.order import Order
+from conduit.core.placement import Bytes, Placement, parse_budgets
+from conduit.core.rollout import ActorLanes, OffPolicyRollout, OnPolicyRollout, WhenFull
+from conduit.core.sampling import Sampling, Uniform
+from conduit.core.semantics import OffPolicy, OnPolicy, Schedule, Semantics
+from conduit.core.signature import Signature, check_priorities
+from conduit.core.staging import Inbox, Outbox
+from conduit.errors import ClosedError, PriorityError, ScheduleError, SchemaError, UnknownKeyError
+from conduit.ports import Actor, Learner, PathIn, PathOut
+from conduit.topology.endpoint import Endpoint
+
+CLOSING_S = 1.0
+"""How long `close()` waits for the operators' threads."""
+
+_ON_DEMAND = 1
+"""The stream of draws that `sample` uses, apart from the learners' batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityUpdate:
+    """What became of an `update_priorities`: how many keys were live when it was called, and how many had been evicted."""
+
+    applied: int
+    stale: int
+
+
+class Store:
+    """Holds experience between actors and learners.
+
+    `backend`: "torch", "jax", "reference", or a Backend. `mode`: "off_policy" needs `capacity` and takes a `sampler`;
+    "on_policy" needs `rollout_unit` (rows an iteration: steps × lanes, all actors) and takes `epochs`. `batch_size`: rows a
+    batch, for each learner. `ingestion`, `delivery`: hooks, in order. `placement`: "auto", an endpoint or several, by name
+    ("pageable", "device:3"), or a Placement with shares. `budgets`: bytes by tier, {"pageable": "24GiB"}. `schedule`: None
+    runs everything in line. `exact`: every batch is drawn at its pull. `inbox_units`, `when_full`: how many pushes may wait
+    for an overlapped ingestion, and whether one more blocks or is dropped. `timeout_s`: of every wait that isn't given its
+    own. `clock`: real by default.
+
+    All methods may be called from several threads. Use it as a context manager, or close it."""
+
+    def __init__(
+        self,
+        *,
+        backend: str | Backend[Any] = "torch",
+        mode: Literal["off_policy", "on_policy"] = "off_policy",
+        batch_size: int,
+        capacity: int | None = None,
+        rollout_unit: int | None = None,
+        epochs: int | None = None,
+        sampler: Sampling | None = None,
+        seed: int = 0,
+        ingestion: Sequence[Hook] = (),
+        delivery: Sequence[Hook] = (),
+        placement: str | Endpoint | Placement | Sequence[str | Endpoint] = "auto",
+        budgets: Mapping[str, Bytes] | None = None,
+        schedule: Schedule | None = None,
+        exact: bool = False,
+        inbox_units: int | None = None,
+        when_full: WhenFull = "block",
+        timeout_s: float = 60.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._backend = backends.load(backend)
+        self._semantics = _semantics(mode, capacity, batch_size, rollout_unit, epochs, sampler, exact)
+        self._schedule = schedule or self._semantics.default_schedule
+        self._semantics.check(self._schedule)
+        self._delivery_hooks = check_chain(delivery, "delivery")
+        self._timeout_s = timeout_s
+        self._seed = seed
+        self._clock = clock or RealClock()
+        self._halt = Halt(self._clock)
+        self._ledger = Ledger(self._clock)
+        self._order = Order(self._halt)
+        self._placement = Placement.of(placement, self._backend.endpoints())
+        self._buffer = ExperienceBuffer(
+            self._backend, self._semantics.capacity, self._placement, parse_budgets(budgets), self._halt
+        )
+        self._sampler = self._semantics.sampling.start(self._semantics.capacity, seed)
+        chain = IngestionChain(check_chain(ingestion, "ingestion"), isinstance(self._semantics, OnPolicy))
+        self._rollout, inbox = self._intake(chain, inbox_units, when_full)
+        self._ingestion = Ingestion(
+            chain=chain,
+            inbox=inbox,
+            rollout=self._rollout,
+            buffer=self._buffer,
+            sampler=self._sampler,
+            order=self._order,
+            halt=self._halt,
+            ledger=self._ledger,
+            overlap=self._schedule.overlap_ing,
+        )
+        self._signature = Signature(exchange.to_numpy, self._semantics.sampling.prioritized)
+        self._ports = threading.Lock()
+        self._actor_count = self._lane_count = self._on_demand = 0
+        self._learners: dict[int, Learner] = {}
+        self._priorities = {"applied": 0, "stale": 0}
+        self._tasks: list[Task] = []
+        # Operators' threads hold the parts, not the store: a store that nobody refers to any more is closed.
+        self._finalizer = weakref.finalize(self, _halt_quietly, self._halt)
+        if self._schedule.overlap_ing:
+            self._tasks.append(self._clock.spawn(self._ingestion.run, "conduit-ingestion"))
+
+    # Ports
+
+    def actor(self, lanes: int = 1) -> Actor:
+        """A new producer with `lanes` lanes."""
+        if lanes < 1:
+            raise SchemaError(f"actor(lanes={lanes}): expected at least 1")
+        self._halt.check()
+        with self._ports:
+            numbers = range(self._lane_count, self._lane_count + lanes)
+            self._lane_count += lanes
+            self._actor_count += 1
+            who = ActorLanes(self._actor_count - 1, numbers)
+        path = PathIn(self._halt, self._ledger, self._signature, self._rollout, self._ingestion, self._timeout_s)
+        return Actor(path, who)
+
+    def learner(
+        self, rank: int = 0, world: int = 1, *, to: str | None = None, device: Any = None, sharding: Any = None
+    ) -> Learner:
+        """Learner `rank` of `world`, each made once. Batches come `to` "numpy", "torch" or "jax" (by default as the backend's
+        own), on `device`, or for JAX split by `sharding` into one global array."""
+        self._halt.check()
+        target = Target(to or self._backend.framework, device, sharding)
+        with self._ports:
+            self._check_place(rank, world)
+            numbering = self._semantics.numbering(rank, world, self._schedule)
+            delivery = self._new_delivery(target)
+            path = PathOut(
+                halt=self._halt,
+                ledger=self._ledger,
+                order=self._order,
+                ingestion=self._ingestion,
+                delivery=delivery,
+                outbox=Outbox(self._halt, f"outbox of learner {rank}"),
+                numbering=numbering,
+                batch_size=self._semantics.batch_size,
+                overlap=self._schedule.overlap_del,
+                timeout_s=self._timeout_s,
+                explain=self._rollout.why_open if isinstance(self._rollout, OnPolicyRollout) else str,
+            )
+            learner = self._learners[rank] = Learner(path, rank, world, target)
+            if isinstance(self._semantics, OnPolicy):
+                learner.skip_to(self._rollout.version * self._semantics.batches // world)
+            if self._schedule.overlap_del:
+                self._tasks.append(self._clock.spawn(delivery.run, f"conduit-delivery-{rank}"))
+        return learner
+
+    def sample(
+        self, rows: int, *, to: str | None = None, device: Any = None, sharding: Any = None, timeout_s: float | None = None
+    ) -> Batch:
+        """A batch of `rows` rows on demand, drawn now. It disturbs no learner's batches. Off-policy only."""
+        if isinstance(self._semantics, OnPolicy):
+            raise ScheduleError("sample() draws off-policy; an on-policy store delivers each row exactly `epochs` times through learner.pull()")
+        if rows < 1:
+            raise ScheduleError(f"sample({rows}): expected at least 1 row")
+        staged: list[Batch] = []
+        with self._ledger.port("pull"):
+            self._halt.check()
+            deadline_s = self._deadline(timeout_s)
+            delivery = self._new_delivery(Target(to or self._backend.framework, device, sharding))
+            with self._ports:
+                number, self._on_demand = self._on_demand, self._on_demand + 1
+            request = delivery.request([number], [0], rows, lambda _, batch: staged.append(batch), _ON_DEMAND)
+            if not self._order.settle(request.turn, deadline_s):
+                self._ingestion.flush(deadline_s)
+            delivery.step(request, deadline_s, lambda: f"sample({rows}) timed out: {delivery.missing(rows, number)}")
+        return staged[0]
+
+    # What the trainer tells the store
+
+    def update_priorities(self, keys: Any, priorities: Any, *, timeout_s: float | None = None) -> PriorityUpdate:
+        """Sets the raw priorities of rows `keys` (insertion numbers from `batch.info.keys`); eps is added. Arrays of any
+        framework, on any device; what is on a device is copied while the caller goes on. It is known to every draw that is
+        asked for later, and to none before.
+
+        Keys of evicted rows are stale and change nothing. PriorityError for NaN, infinite or negative priorities, naming the
+        key; UnknownKeyError for keys that were never issued; neither changes anything."""
+        with self._ledger.port("priorities"):
+            self._halt.check()
+            if not self._semantics.sampling.prioritized:
+                raise PriorityError("update_priorities: the store's sampler has no priorities; use sampler=conduit.Prioritized()")
+            numbers = self._issued_keys(keys)
+            fetch = exchange.fetch(priorities)
+            if exchange.on_host(priorities):
+                _priorities_of(fetch(), numbers)
+            live = numbers >= self._buffer.window.first
+            self._order.run_in_turn(lambda: self._apply(numbers, fetch))
+            return PriorityUpdate(int(live.sum()), int(len(numbers) - live.sum()))
+
+    def advance(self) -> int:
+        """On-policy: ends the iteration, drops its rows and what is staged of it, and returns the new version. UnitError
+        unless its rows were all pushed. Off-policy: counts the version of rows pushed from here on."""
+        with self._ledger.port("advance"):
+            self._halt.check()
+            if not isinstance(self._semantics, OnPolicy) or not isinstance(self._rollout, OnPolicyRollout):
+                return self._rollout.advance()
+            self._rollout.check_whole()
+            with self._ports:
+                learners = list(self._learners.values())
+            for learner in learners:
+                learner.skip_to((self._rollout.version + 1) * self._semantics.batches // learner.world)
+            deadline_s = self._deadline(None)
+            with self._order.serve(self._order.enter(), deadline_s, lambda: "rows are still being ingested"):
+                self._buffer.drop(deadline_s)
+                version = self._rollout.advance()
+        self._ledger.end_iteration()
+        return version
+
+    def rollout(self) -> AbstractContextManager[None]:
+        """Marks the block as rollout in the ledger."""
+        return self._ledger.mark("rollout")
+
+    def update(self) -> AbstractContextManager[None]:
+        """Marks the block as learner update in the ledger."""
+        return self._ledger.mark("update")
+
+    # What the store tells
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger
+
+    @property
+    def version(self) -> int:
+        """The policy version whose rows are being taken; 0 at first."""
+        return self._rollout.version
+
+    @property
+    def schedule(self) -> Schedule:
+        return self._schedule
+
+    def __len__(self) -> int:
+        """How many rows are live: ingested and not evicted."""
+        return len(self._buffer.window)
+
+    def info(self) -> dict[str, Any]:
+        """Counters and settings, as plain values."""
+        window, schema = self._buffer.window, self._buffer.schema
+        return {
+            "backend": self._backend.name,
+            "mode": "on_policy" if isinstance(self._semantics, OnPolicy) else "off_policy",
+            "rows": len(window),
+            "capacity": self._buffer.capacity,
+            "inserted": window.stop,
+            "dropped_rows": self._rollout.dropped_rows,
+            "version": self.version,
+            "row_bytes": schema.row_bytes if schema else None,
+            "schema": str(schema) if schema else None,
+            "bytes_by_endpoint": self._buffer.bytes_by_endpoint(),
+            "priorities": dict(self._priorities),
+            "staged_batches": {rank: learner.staged for rank, learner in self._learners.items()},
+            "schedule": asdict(self._schedule),
+        }
+
+    # Life
+
+    def close(self) -> None:
+        """Ends every thread and wait, and releases the rows. Batches that were handed over stay. May be called twice."""
+        self._halt.now_because(ClosedError("the store is closed"))
+        deadline_s = self._clock.now() + CLOSING_S
+        ended = [task.join(deadline_s) for task in self._tasks]
+        self._tasks = []
+        self._finalizer.detach()
+        if all(ended):
+            self._buffer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _intake(
+        self, chain: IngestionChain, inbox_units: int | None, when_full: WhenFull
+    ) -> tuple[OffPolicyRollout | OnPolicyRollout, Inbox]:
+        schedule, semantics = self._schedule, self._semantics
+        if when_full not in ("block", "drop"):
+            raise ScheduleError(f"when_full={when_full!r}: expected 'block' or 'drop'")
+        if isinstance(semantics, OnPolicy):
+            if when_full == "drop" or inbox_units is not None:
+                raise ScheduleError("inbox_units and when_full are off-policy: an on-policy inbox is bounded by the iteration and drops nothing")
+            inbox = Inbox(self._halt, self._order, hold_back=False)
+            rows = semantics.rows_per_ingestion(schedule)
+            return OnPolicyRollout(self._halt, inbox, semantics.rollout_unit, rows, chain.needs_edges), inbox
+        inbox = Inbox(self._halt, self._order, hold_back=schedule.overlap_ing)
+        units = int(schedule.g_ing)
+        limit = max(64, 4 * units) if inbox_units is None else inbox_units
+        return OffPolicyRollout(self._halt, inbox, units, limit, when_full, chain.needs_edges), inbox
+
+    def _new_delivery(self, target: Target) -> Delivery:
+        return Delivery(
+            hooks=self._delivery_hooks,
+            backend=self._backend,
+            buffer=self._buffer,
+            sampler=self._sampler,
+            order=self._order,
+            halt=self._halt,
+            ledger=self._ledger,
+            target=target,
+        )
+
+    def _check_place(self, rank: int, world: int) -> None:
+        if not 0 <= rank < world:
+            raise ScheduleError(f"learner(rank={rank}, world={world}): expected 0 ≤ rank < world")
+        if rank in self._learners:
+            raise ScheduleError(f"learner rank {rank} exists already; keep it, or give the other a rank of its own")
+        for other in self._learners.values():
+            if other.world != world:
+                raise ScheduleError(f"learner(world={world}): rank {other.rank} was made with world={other.world}; expected the same")
+
+    def _issued_keys(self, keys: Any) -> np.ndarray:
+        numbers = exchange.to_numpy(keys)
+        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+            raise UnknownKeyError(f"update_priorities: keys are {numbers.dtype}{list(numbers.shape)}; expected whole numbers of shape (n,)")
+        numbers = numbers.astype(np.int64)
+        stop = self._buffer.window.stop
+        unknown = numbers[(numbers < 0) | (numbers >= stop)]
+        if len(unknown):
+            raise UnknownKeyError(f"update_priorities: key {unknown[0]} was never issued; keys go from 0 to {stop - 1} so far")
+        return numbers
+
+    def _apply(self, keys: np.ndarray, fetch: Callable[[], np.ndarray]) -> None:
+        """In its turn: sets the priorities of the keys that are still live."""
+        priorities = _priorities_of(fetch(), keys)
+        live = keys >= self._buffer.window.first
+        self._sampler.update(keys[live], priorities[live])
+        self._priorities["applied"] += int(live.sum())
+        self._priorities["stale"] += int((~live).sum())
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        return self._clock.now() + (self._timeout_s if timeout_s is None else timeout_s)
+
+
+def _semantics(
+    mode: str,
+    capacity: int | None,
+    batch_size: int,
+    rollout_unit: int | None,
+    epochs: int | None,
+    sampler: Sampling | None,
+    exact: bool,
+) -> Semantics:
+    if mode == "off_policy":
+        if rollout_unit is not None or epochs is not None:
+            raise ScheduleError("rollout_unit and epochs are on-policy settings; off-policy takes capacity, batch_size and a sampler")
+        if capacity is None:
+            raise ScheduleError("mode='off_policy' needs capacity=, in rows")
+        return OffPolicy(capacity, batch_size, sampler or Uniform(), exact)
+    if mode == "on_policy":
+        if capacity is not None or sampler is not None or exact:
+            raise ScheduleError("capacity, sampler and exact are off-policy settings; on-policy takes rollout_unit, batch_size and epochs")
+        if rollout_unit is None:
+            raise ScheduleError("mode='on_policy' needs rollout_unit=: the rows of one iteration, steps × lanes over all actors")
+        return OnPolicy(rollout_unit, batch_size, 1 if epochs is None else epochs)
+    raise ScheduleError(f"mode={mode!r}: expected 'off_policy' or 'on_policy'")
+
+
+def _priorities_of(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    priorities = values.astype(np.float64)
+    if priorities.shape != keys.shape:
+        raise PriorityError(f"update_priorities: {list(priorities.shape)} priorities for {list(keys.shape)} keys; expected one a key")
+    check_priorities(priorities, lambda i: f"update_priorities: key {keys[i]}")
+    return priorities
+
+
+def _halt_quietly(halt: Halt) -> None:
+    halt.now_because(ClosedError("the store was dropped without close()"))
