@@ -150,16 +150,18 @@ class PathOut:
     timeout_s: float
     explain: Callable[[], str]
     """What the rollout side lacks, for a timeout's message."""
+    stream: int = 0
+    """0: the learners' numbered batches. Other streams are drawn on demand and end no iteration."""
 
 
 class Learner:
     """One consumer: global batches `rank`, `rank + world`, … by number, whenever it asks for them. One thread at a time pulls."""
 
-    def __init__(self, path: PathOut, rank: int, world: int, target: Target) -> None:
+    def __init__(self, path: PathOut, rank: int, world: int, target: Target, index: int = 0) -> None:
         self.rank, self.world, self.target = rank, world, target
         self._path = path
         self._lock = threading.Lock()
-        self._index = 0
+        self._index = index
         self._requests: dict[int, Request] = {}
 
     def pull(self, *, timeout_s: float | None = None) -> Batch:
@@ -172,16 +174,17 @@ class Learner:
             path.halt.check()
             began_s = path.halt.clock.now()
             deadline_s = began_s + (path.timeout_s if timeout_s is None else timeout_s)
-            batch = None
-            while batch is None:
+            while True:
                 index = self._index
                 request = self._request(index)
                 self._prefetch_after(index)
-                # None again when advance() dropped what was asked for: the next iteration's first is asked for then.
                 batch = self._take(index, request, deadline_s)
-            wait.starved_s = _starved_s(request, began_s, path.halt.clock.now())
+                if batch is not None:
+                    break
+                # advance() dropped what was asked for: the next iteration's first batch is asked for instead.
+            wait.starved_s = _starved_s(self._requests.get(index, request), began_s, path.halt.clock.now())
             self._done_with(index)
-        if self.rank == 0 and path.numbering.per_iteration is None:
+        if self.rank == 0 and path.stream == 0 and path.numbering.per_iteration is None:
             path.ledger.end_iteration()
         return batch
 
@@ -196,13 +199,17 @@ class Learner:
         """Batches that are ready and not pulled."""
         return len(self._path.outbox)
 
-    def skip_to(self, index: int) -> None:
-        """Batches before `index` are wanted no more: their requests are withdrawn, and what is staged of them is dropped."""
+    def skip_to_iteration(self, iteration: int) -> None:
+        """On-policy: batches of earlier iterations are wanted no more; their requests are withdrawn, and what is staged of
+        them is dropped."""
+        numbering = self._path.numbering
+        assert numbering.per_iteration is not None
+        first = iteration * numbering.per_iteration
         with self._lock:
-            self._index = max(self._index, index)
-            dropped = {id(request): request for at, request in self._requests.items() if at < index}
-            self._requests = {at: request for at, request in self._requests.items() if at >= index}
-        self._path.outbox.discard_before(self._path.numbering.number(index))
+            self._index = max(self._index, first)
+            dropped = {id(request): request for index, request in self._requests.items() if index < first}
+            self._requests = {index: request for index, request in self._requests.items() if index >= first}
+        self._path.outbox.discard_before(numbering.number(first))
         for request in dropped.values():
             self._path.order.withdraw(request.turn)
 
@@ -215,7 +222,7 @@ class Learner:
             group = [i for i in path.numbering.group(index) if i >= index]
             numbers = [path.numbering.number(i) for i in group]
             lags = [i - self._index for i in group]
-            request = path.delivery.request(numbers, lags, path.batch_size, path.outbox.put)
+            request = path.delivery.request(numbers, lags, path.batch_size, path.outbox.put, path.stream)
             self._requests.update(dict.fromkeys(group, request))
         if path.overlap:
             path.delivery.submit(request)
@@ -234,16 +241,24 @@ class Learner:
         if batch is not None:
             return batch
         try:
-            if not path.order.settle(request.turn, deadline_s):
-                path.ingestion.flush(deadline_s)
-            if path.overlap:
-                return path.outbox.wait_take(number, deadline_s, lambda: self._why(number))
-            self._step(request, deadline_s, number)
+            if path.order.settle(request.turn, deadline_s):
+                return self._await(request, deadline_s, number)
+            if not path.overlap:
+                # This thread may have to ingest what the draw lacks: it must not own the draw's turn meanwhile.
+                self._give_up(request)
+            with path.ingestion.hurried(deadline_s):
+                return self._await(self._request(index), deadline_s, number)
         except WaitTimeout:
             if not path.overlap:
-                self._give_up(request)
+                self._give_up(self._requests.get(index, request))
             raise
-        return path.outbox.take(number)
+
+    def _await(self, request: Request, deadline_s: float, number: int) -> Batch | None:
+        """Batch `number` as soon as it is staged, which in line is done here; None if it is not wanted any more."""
+        if self._path.overlap:
+            return self._path.outbox.wait_take(number, deadline_s, lambda: self._why(number))
+        self._step(request, deadline_s, number)
+        return self._path.outbox.take(number)
 
     def _step(self, request: Request, deadline_s: float, number: int) -> None:
         try:
@@ -269,8 +284,9 @@ class Learner:
 
     def _why(self, number: int) -> str:
         missing = self._path.delivery.missing(self._path.batch_size, number)
+        what = f"pull of batch {number} (learner {self.rank} of {self.world})" if self._path.stream == 0 else "sample()"
         reasons = f"{missing}; {self._path.explain()}".rstrip("; ") if missing else "it is being prepared"
-        return f"pull of batch {number} (learner {self.rank} of {self.world}) timed out: {reasons}"
+        return f"{what} timed out: {reasons}"
 
 
 def _starved_s(request: Request, began_s: float, ended_s: float) -> float:

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -27,7 +27,7 @@ from conduit.core.order import Order
 from conduit.core.placement import Bytes, Placement, parse_budgets
 from conduit.core.rollout import ActorLanes, OffPolicyRollout, OnPolicyRollout, WhenFull
 from conduit.core.sampling import Sampling, Uniform
-from conduit.core.semantics import OffPolicy, OnPolicy, Schedule, Semantics
+from conduit.core.semantics import Numbering, OffPolicy, OnPolicy, Schedule, Semantics
 from conduit.core.signature import Signature, check_priorities
 from conduit.core.staging import Inbox, Outbox
 from conduit.errors import ClosedError, PriorityError, ScheduleError, SchemaError, UnknownKeyError
@@ -117,10 +117,12 @@ class Store:
         self._ports = threading.Lock()
         self._actor_count = self._lane_count = self._on_demand = 0
         self._learners: dict[int, Learner] = {}
+        self._on_demand_paths: dict[Target, PathOut] = {}
         self._priorities = {"applied": 0, "stale": 0}
         self._tasks: list[Task] = []
         # Operators' threads hold the parts, not the store: a store that nobody refers to any more is closed.
         self._finalizer = weakref.finalize(self, _halt_quietly, self._halt)
+        self._finalizer.atexit = False
         if self._schedule.overlap_ing:
             self._tasks.append(self._clock.spawn(self._ingestion.run, "conduit-ingestion"))
 
@@ -136,6 +138,7 @@ class Store:
             self._lane_count += lanes
             self._actor_count += 1
             who = ActorLanes(self._actor_count - 1, numbers)
+            self._rollout.join(who)
         path = PathIn(self._halt, self._ledger, self._signature, self._rollout, self._ingestion, self._timeout_s)
         return Actor(path, who)
 
@@ -149,47 +152,38 @@ class Store:
         with self._ports:
             self._check_place(rank, world)
             numbering = self._semantics.numbering(rank, world, self._schedule)
-            delivery = self._new_delivery(target)
-            path = PathOut(
-                halt=self._halt,
-                ledger=self._ledger,
-                order=self._order,
-                ingestion=self._ingestion,
-                delivery=delivery,
-                outbox=Outbox(self._halt, f"outbox of learner {rank}"),
-                numbering=numbering,
-                batch_size=self._semantics.batch_size,
-                overlap=self._schedule.overlap_del,
-                timeout_s=self._timeout_s,
-                explain=self._rollout.why_open if isinstance(self._rollout, OnPolicyRollout) else str,
-            )
-            learner = self._learners[rank] = Learner(path, rank, world, target)
-            if isinstance(self._semantics, OnPolicy):
-                learner.skip_to(self._rollout.version * self._semantics.batches // world)
+            path = self._path_out(target, numbering, f"outbox of learner {rank}")
+            first = (numbering.per_iteration or 0) * self._rollout.version
+            learner = self._learners[rank] = Learner(path, rank, world, target, first)
             if self._schedule.overlap_del:
-                self._tasks.append(self._clock.spawn(delivery.run, f"conduit-delivery-{rank}"))
+                self._tasks.append(self._clock.spawn(path.delivery.run, f"conduit-delivery-{rank}"))
         return learner
 
     def sample(
-        self, rows: int, *, to: str | None = None, device: Any = None, sharding: Any = None, timeout_s: float | None = None
+        self,
+        rows: int,
+        *,
+        to: str | None = None,
+        device: Any = None,
+        sharding: Any = None,
+        timeout_s: float | None = None,
     ) -> Batch:
         """A batch of `rows` rows on demand, drawn now. It disturbs no learner's batches. Off-policy only."""
         if isinstance(self._semantics, OnPolicy):
-            raise ScheduleError("sample() draws off-policy; an on-policy store delivers each row exactly `epochs` times through learner.pull()")
+            raise ScheduleError(
+                "sample() draws off-policy; an on-policy store delivers each row exactly `epochs` times through learner.pull()"
+            )
         if rows < 1:
             raise ScheduleError(f"sample({rows}): expected at least 1 row")
-        staged: list[Batch] = []
-        with self._ledger.port("pull"):
-            self._halt.check()
-            deadline_s = self._deadline(timeout_s)
-            delivery = self._new_delivery(Target(to or self._backend.framework, device, sharding))
-            with self._ports:
-                number, self._on_demand = self._on_demand, self._on_demand + 1
-            request = delivery.request([number], [0], rows, lambda _, batch: staged.append(batch), _ON_DEMAND)
-            if not self._order.settle(request.turn, deadline_s):
-                self._ingestion.flush(deadline_s)
-            delivery.step(request, deadline_s, lambda: f"sample({rows}) timed out: {delivery.missing(rows, number)}")
-        return staged[0]
+        target = Target(to or self._backend.framework, device, sharding)
+        with self._ports:
+            number, self._on_demand = self._on_demand, self._on_demand + 1
+            path = self._on_demand_paths.get(target)
+            if path is None:
+                path = self._path_out(target, Numbering(0, 1, 1, None), "outbox on demand")
+                self._on_demand_paths[target] = path
+        asker = Learner(replace(path, batch_size=rows, overlap=False, stream=_ON_DEMAND), 0, 1, target, number)
+        return asker.pull(timeout_s=timeout_s)
 
     # What the trainer tells the store
 
@@ -203,7 +197,9 @@ class Store:
         with self._ledger.port("priorities"):
             self._halt.check()
             if not self._semantics.sampling.prioritized:
-                raise PriorityError("update_priorities: the store's sampler has no priorities; use sampler=conduit.Prioritized()")
+                raise PriorityError(
+                    "update_priorities: the store's sampler has no priorities; use sampler=conduit.Prioritized()"
+                )
             numbers = self._issued_keys(keys)
             fetch = exchange.fetch(priorities)
             if exchange.on_host(priorities):
@@ -223,7 +219,7 @@ class Store:
             with self._ports:
                 learners = list(self._learners.values())
             for learner in learners:
-                learner.skip_to((self._rollout.version + 1) * self._semantics.batches // learner.world)
+                learner.skip_to_iteration(self._rollout.version + 1)
             deadline_s = self._deadline(None)
             with self._order.serve(self._order.enter(), deadline_s, lambda: "rows are still being ingested"):
                 self._buffer.drop(deadline_s)
@@ -292,7 +288,9 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _intake(
@@ -303,7 +301,9 @@ class Store:
             raise ScheduleError(f"when_full={when_full!r}: expected 'block' or 'drop'")
         if isinstance(semantics, OnPolicy):
             if when_full == "drop" or inbox_units is not None:
-                raise ScheduleError("inbox_units and when_full are off-policy: an on-policy inbox is bounded by the iteration and drops nothing")
+                raise ScheduleError(
+                    "inbox_units and when_full are off-policy: an on-policy inbox is bounded by the iteration and drops nothing"
+                )
             inbox = Inbox(self._halt, self._order, hold_back=False)
             rows = semantics.rows_per_ingestion(schedule)
             return OnPolicyRollout(self._halt, inbox, semantics.rollout_unit, rows, chain.needs_edges), inbox
@@ -312,8 +312,8 @@ class Store:
         limit = max(64, 4 * units) if inbox_units is None else inbox_units
         return OffPolicyRollout(self._halt, inbox, units, limit, when_full, chain.needs_edges), inbox
 
-    def _new_delivery(self, target: Target) -> Delivery:
-        return Delivery(
+    def _path_out(self, target: Target, numbering: Numbering, outbox: str) -> PathOut:
+        delivery = Delivery(
             hooks=self._delivery_hooks,
             backend=self._backend,
             buffer=self._buffer,
@@ -323,6 +323,19 @@ class Store:
             ledger=self._ledger,
             target=target,
         )
+        return PathOut(
+            halt=self._halt,
+            ledger=self._ledger,
+            order=self._order,
+            ingestion=self._ingestion,
+            delivery=delivery,
+            outbox=Outbox(self._halt, outbox),
+            numbering=numbering,
+            batch_size=self._semantics.batch_size,
+            overlap=self._schedule.overlap_del,
+            timeout_s=self._timeout_s,
+            explain=self._rollout.why_open if isinstance(self._rollout, OnPolicyRollout) else str,
+        )
 
     def _check_place(self, rank: int, world: int) -> None:
         if not 0 <= rank < world:
@@ -331,17 +344,23 @@ class Store:
             raise ScheduleError(f"learner rank {rank} exists already; keep it, or give the other a rank of its own")
         for other in self._learners.values():
             if other.world != world:
-                raise ScheduleError(f"learner(world={world}): rank {other.rank} was made with world={other.world}; expected the same")
+                raise ScheduleError(
+                    f"learner(world={world}): rank {other.rank} was made with world={other.world}; expected the same"
+                )
 
     def _issued_keys(self, keys: Any) -> np.ndarray:
         numbers = exchange.to_numpy(keys)
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
-            raise UnknownKeyError(f"update_priorities: keys are {numbers.dtype}{list(numbers.shape)}; expected whole numbers of shape (n,)")
+            raise UnknownKeyError(
+                f"update_priorities: keys are {numbers.dtype}{list(numbers.shape)}; expected whole numbers of shape (n,)"
+            )
         numbers = numbers.astype(np.int64)
         stop = self._buffer.window.stop
         unknown = numbers[(numbers < 0) | (numbers >= stop)]
         if len(unknown):
-            raise UnknownKeyError(f"update_priorities: key {unknown[0]} was never issued; keys go from 0 to {stop - 1} so far")
+            raise UnknownKeyError(
+                f"update_priorities: key {unknown[0]} was never issued; keys go from 0 to {stop - 1} so far"
+            )
         return numbers
 
     def _apply(self, keys: np.ndarray, fetch: Callable[[], np.ndarray]) -> None:
@@ -367,15 +386,21 @@ def _semantics(
 ) -> Semantics:
     if mode == "off_policy":
         if rollout_unit is not None or epochs is not None:
-            raise ScheduleError("rollout_unit and epochs are on-policy settings; off-policy takes capacity, batch_size and a sampler")
+            raise ScheduleError(
+                "rollout_unit and epochs are on-policy settings; off-policy takes capacity, batch_size and a sampler"
+            )
         if capacity is None:
             raise ScheduleError("mode='off_policy' needs capacity=, in rows")
         return OffPolicy(capacity, batch_size, sampler or Uniform(), exact)
     if mode == "on_policy":
         if capacity is not None or sampler is not None or exact:
-            raise ScheduleError("capacity, sampler and exact are off-policy settings; on-policy takes rollout_unit, batch_size and epochs")
+            raise ScheduleError(
+                "capacity, sampler and exact are off-policy settings; on-policy takes rollout_unit, batch_size and epochs"
+            )
         if rollout_unit is None:
-            raise ScheduleError("mode='on_policy' needs rollout_unit=: the rows of one iteration, steps × lanes over all actors")
+            raise ScheduleError(
+                "mode='on_policy' needs rollout_unit=: the rows of one iteration, steps × lanes over all actors"
+            )
         return OnPolicy(rollout_unit, batch_size, 1 if epochs is None else epochs)
     raise ScheduleError(f"mode={mode!r}: expected 'off_policy' or 'on_policy'")
 
@@ -383,7 +408,9 @@ def _semantics(
 def _priorities_of(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
     priorities = values.astype(np.float64)
     if priorities.shape != keys.shape:
-        raise PriorityError(f"update_priorities: {list(priorities.shape)} priorities for {list(keys.shape)} keys; expected one a key")
+        raise PriorityError(
+            f"update_priorities: {list(priorities.shape)} priorities for {list(keys.shape)} keys; expected one a key"
+        )
     check_priorities(priorities, lambda i: f"update_priorities: key {keys[i]}")
     return priorities
 

@@ -31,14 +31,15 @@ RowIndex = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Columns(Generic[A]):
-    """Rows at one endpoint, one array a field: `arrays[path]` has shape (rows, *field.shape)."""
+    """Rows at one endpoint, one array a field: `arrays[path]` has shape (rows, *field.shape). What `read` and `adopt`
+    return has the field's dtype; what `allocate` and `transfer` return is for the backend's own methods only."""
 
     at: Endpoint
     arrays: Mapping[str, A]
     rows: int
-    ready: Any = field(default=None, compare=False)
-    """The backend's own mark of when these rows are there (a CUDA event); None where they are already, or where the
-    framework knows by itself. Only `order`, `wait` and the backend that made it look at it."""
+    note: Any = field(default=None, compare=False)
+    """The backend's own, and opaque to all others: when these rows are there (torch: a CUDA event), or how stored rows
+    are encoded (JAX). It belongs to these arrays: to add or drop some use `dataclasses.replace`, which keeps it."""
 
 
 @dataclass(frozen=True, slots=True)

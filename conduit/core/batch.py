@@ -16,7 +16,7 @@ class SampleInfo:
     """What is known of a batch of B rows. Arrays are NumPy's, of shape (B,), but for `weight`."""
 
     number: int
-    """Which global batch this is; -1 for `Store.sample`."""
+    """Which global batch this is; `Store.sample` counts its own."""
     keys: NDArray[np.int64]
     """Insertion numbers: what `update_priorities` takes."""
     probability: NDArray[np.float64]

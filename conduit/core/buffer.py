@@ -16,7 +16,7 @@ from conduit.core.halt import Halt
 from conduit.core.placement import Placement, format_bytes
 from conduit.core.ring import Layout, Window
 from conduit.core.shard import Shard
-from conduit.errors import CapacityError, SchemaError
+from conduit.errors import CapacityError
 from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
 Keys = NDArray[np.int64]
@@ -177,5 +177,3 @@ def _slice(rows: Columns[Any], offset: int, count: int) -> Columns[Any]:
     if offset == 0 and count == rows.rows:
         return rows
     return Columns(rows.at, {path: column[offset : offset + count] for path, column in rows.arrays.items()}, count)
-
-

@@ -164,7 +164,9 @@ class Delivery:
         arrays = written.flatten(data, "delivery hooks")
         counts = {path: leaf.shape[0] for path, leaf in arrays.items()}
         if set(counts.values()) != {columns.rows}:
-            raise HookError(f"delivery hooks got {columns.rows} rows and wrote {counts}; a delivery hook keeps the batch's rows")
+            raise HookError(
+                f"delivery hooks got {columns.rows} rows and wrote {counts}; a delivery hook keeps the batch's rows"
+            )
         return written, Columns(PAGEABLE, arrays, columns.rows)
 
     def _hand_over(self, columns: Columns[Any], weight: np.ndarray) -> Mapping[str, Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import optree
 from numpy.typing import NDArray
 
-from conduit.core.experience import Tree
+from conduit.core.experience import Tree, map_leaves
 
 
 class End(IntEnum):
@@ -104,7 +104,7 @@ def concatenate_trees(trees: Sequence[Tree]) -> Tree:
     """Trees of equal structure, joined along the row axis."""
     if len(trees) == 1:
         return trees[0]
-    return optree.tree_map(lambda *leaves: np.concatenate(leaves), *trees)
+    return map_leaves(lambda *leaves: np.concatenate(leaves), *trees)
 
 
 def join_fragments(fragments: Sequence[Fragment]) -> Rows:
@@ -151,21 +151,23 @@ class Lanes:
 
     def cut(self, lanes: Sequence[int]) -> list[Fragment]:
         """The open fragments of lanes whose actor left, ended as CUT."""
-        return [replace(as_fragment(concatenate(self._open.pop(lane))), end=End.CUT) for lane in lanes if lane in self._open]
+        return [
+            replace(as_fragment(concatenate(self._open.pop(lane))), end=End.CUT) for lane in lanes if lane in self._open
+        ]
 
 
 def split_lanes(rows: Rows) -> list[tuple[int, Rows]]:
     """`rows` as runs of one lane each, split after every end: (position of the run's last row, the run)."""
     order = np.argsort(rows.lane, kind="stable")
     lane, end = rows.lane[order], rows.end[order]
-    data = optree.tree_map(lambda leaf: leaf[order], rows.data)
+    data = map_leaves(lambda leaf: leaf[order], rows.data)
     version = rows.version[order]
     priority = None if rows.priority is None else rows.priority[order]
     finals = rows.finals or {}
     edges = np.flatnonzero((lane[1:] != lane[:-1]) | (end[:-1] != End.OPEN)) + 1
     bounds = [0, *edges.tolist(), len(lane)]
     runs = []
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in pairwise(bounds):
         last = int(order[stop - 1])
         run = Rows(
             data=_slice(data, start, stop),
@@ -180,7 +182,7 @@ def split_lanes(rows: Rows) -> list[tuple[int, Rows]]:
 
 
 def _slice(tree: Tree, start: int, stop: int) -> Tree:
-    return optree.tree_map(lambda leaf: leaf[start:stop], tree)
+    return map_leaves(lambda leaf: leaf[start:stop], tree)
 
 
 def as_fragment(rows: Rows) -> Fragment:

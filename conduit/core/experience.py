@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,11 @@ Tree = Any
 
 ROOT = "(root)"
 """The path of a tree that is a single leaf."""
+
+
+def map_leaves(function: Callable[..., Any], tree: Tree, *more: Tree) -> Tree:
+    """`tree` with each leaf, and those in the same place of `more`, replaced by what `function` makes of them."""
+    return optree.tree_map(function, tree, *more)
 
 
 def leaf_paths(structure: optree.PyTreeSpec) -> tuple[str, ...]:
@@ -56,7 +61,9 @@ class Schema:
         fields = {}
         for path, leaf in zip(paths, leaves, strict=True):
             if not isinstance(leaf, np.ndarray):
-                raise SchemaError(f"{where}: leaf {path!r} is {_describe(leaf)}; expected an array with a leading row axis")
+                raise SchemaError(
+                    f"{where}: leaf {path!r} is {_describe(leaf)}; expected an array with a leading row axis"
+                )
             if leaf.ndim == 0:
                 raise SchemaError(f"{where}: leaf {path!r} has no axes; expected a leading row axis")
             if leaf.dtype.kind in "OSUMm" or (leaf.dtype.kind == "V" and leaf.dtype.names is not None):
@@ -83,13 +90,17 @@ class Schema:
         for path, field in self.fields.items():
             leaf = leaves[path]
             if not isinstance(leaf, np.ndarray):
-                raise SchemaError(f"{where}: leaf {path!r} is {_describe(leaf)}; expected an array {field} with a leading row axis")
+                raise SchemaError(
+                    f"{where}: leaf {path!r} is {_describe(leaf)}; expected an array {field} with a leading row axis"
+                )
             if leaf.dtype != field.dtype:
                 raise SchemaError(
                     f"{where}: leaf {path!r} has dtype {leaf.dtype}; expected {field.dtype}. Cast it: dtypes are never changed silently"
                 )
             if leaf.shape[1:] != field.shape or leaf.ndim == 0:
-                raise SchemaError(f"{where}: leaf {path!r} has shape {leaf.shape}; expected (rows, {_join(field.shape)})")
+                raise SchemaError(
+                    f"{where}: leaf {path!r} has shape {leaf.shape}; expected (rows, {_join(field.shape)})"
+                )
             if rows is None:
                 rows = leaf.shape[0]
             elif leaf.shape[0] != rows:

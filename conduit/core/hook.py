@@ -128,7 +128,9 @@ class _Port:
 
 def _check_ends(stage: Stage, got: tuple[str, str], expected: tuple[str, str]) -> None:
     if got != expected:
-        raise HookError(f"register_{stage}: got input={got[0]!r}, output={got[1]!r}; expected input={expected[0]!r}, output={expected[1]!r}")
+        raise HookError(
+            f"register_{stage}: got input={got[0]!r}, output={got[1]!r}; expected input={expected[0]!r}, output={expected[1]!r}"
+        )
 
 
 def _declare(stage: Stage, per: Scope, rows: RowRule) -> Callable[[Function], RegisteredHook]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -138,10 +139,19 @@ class Ingestion:
         while not self.overlap and (group := self._inbox.take()):
             self._step_or_halt(group, deadline_s)
 
-    def flush(self, deadline_s: float) -> None:
-        """Makes visible what has been pushed though it is less than a group, because a learner waits for it."""
-        self._rollout.flush()
-        self.catch_up(deadline_s)
+    @contextmanager
+    def hurried(self, deadline_s: float) -> Iterator[None]:
+        """For the block, a learner waits for rows: what has been pushed, and what will be, becomes visible though it is
+        less than a group."""
+        with self._inbox.changed:
+            self._inbox.starving += 1
+        try:
+            self._rollout.flush()
+            self.catch_up(deadline_s)
+            yield
+        finally:
+            with self._inbox.changed:
+                self._inbox.starving -= 1
 
     def step(self, group: Group, deadline_s: float | None) -> None:
         """Ingests one group: hooks, write, priorities."""
@@ -218,7 +228,9 @@ def _run_one(hook: Hook, rows: Rows) -> Rows:
 def _run_on_fragments(hook: Hook, fragments: list[Fragment]) -> list[Fragment]:
     written = run_hook(hook, fragments)
     if not isinstance(written, list | tuple) or not all(isinstance(each, Fragment) for each in written):
-        raise HookError(f"ingestion hook {hook.name!r} wrote {type(written).__name__}; expected a list of Fragment, as read() gave")
+        raise HookError(
+            f"ingestion hook {hook.name!r} wrote {type(written).__name__}; expected a list of Fragment, as read() gave"
+        )
     got, wrote = sum(map(len, fragments)), 0
     checked = []
     for fragment in written:

@@ -11,7 +11,9 @@ from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
 Bytes = int | str
 _UNITS = {"": 1, "B": 1}
-_UNITS |= {f"{p}iB": 1024 ** (i + 1) for i, p in enumerate("KMGT")} | {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")}
+_UNITS |= {f"{p}iB": 1024 ** (i + 1) for i, p in enumerate("KMGT")} | {
+    f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ class Placement:
         for endpoint in placement.endpoints:
             if endpoint not in known:
                 there = ", ".join(map(str, known))
-                raise CapacityError(f"placement={asked!r}: this machine has no endpoint {endpoint} for the backend; it has {there}")
+                raise CapacityError(
+                    f"placement={asked!r}: this machine has no endpoint {endpoint} for the backend; it has {there}"
+                )
         return placement
 
 
@@ -60,7 +64,9 @@ def parse_budgets(budgets: Mapping[str, Bytes] | None) -> dict[Tier, int]:
             parsed[Tier(name)] = parse_bytes(size)
         except ValueError as error:
             tiers = ", ".join(tier.value for tier in Tier)
-            raise CapacityError(f"budgets[{name!r}]={size!r}: {error}; expected a tier of {tiers} and a size such as '24GiB'") from None
+            raise CapacityError(
+                f"budgets[{name!r}]={size!r}: {error}; expected a tier of {tiers} and a size such as '24GiB'"
+            ) from None
     return parsed
 
 

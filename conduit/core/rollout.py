@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
-import optree
 
 from conduit.core.episodes import End, Rows
-from conduit.core.experience import Tree
+from conduit.core.experience import Tree, map_leaves
 from conduit.core.halt import Halt
 from conduit.core.ledger import Wait
 from conduit.core.staging import Cut, Group, Inbox
@@ -31,6 +30,10 @@ class Rollout(Protocol):
     @property
     def version(self) -> int:
         """The policy version whose rows are being taken."""
+        ...
+
+    def join(self, actor: ActorLanes) -> None:
+        """The actor may push from now on."""
         ...
 
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: Wait) -> bool:
@@ -71,6 +74,9 @@ class OffPolicyRollout:
         self.version = 0
         self.dropped_rows = 0
 
+    def join(self, actor: ActorLanes) -> None:
+        pass
+
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: Wait) -> bool:
         rows = _stamp(rows, self.version if version is None else version)
         with self._inbox.changed:
@@ -83,7 +89,9 @@ class OffPolicyRollout:
         return True
 
     def end_unit(self, actor: ActorLanes, bootstrap: Mapping[str, Tree] | None) -> None:
-        raise UnitError("end_unit() closes an on-policy iteration's rows; this store is off-policy: every push is a unit")
+        raise UnitError(
+            "end_unit() closes an on-policy iteration's rows; this store is off-policy: every push is a unit"
+        )
 
     def leave(self, actor: ActorLanes) -> None:
         if self._cuts_matter:
@@ -101,7 +109,7 @@ class OffPolicyRollout:
 
     def _append(self, unit: Rows | Cut) -> None:
         self._group.units.append(unit)
-        if len(self._group.units) >= self._units_per_group:
+        if len(self._group.units) >= self._units_per_group or self._inbox.starving:
             self._seal()
 
     def _seal(self) -> None:
@@ -131,7 +139,12 @@ class OnPolicyRollout:
         self._needs_edges = needs_edges
         self.version = 0
         self.dropped_rows = 0
+        self._actors: set[int] = set()
         self._begin()
+
+    def join(self, actor: ActorLanes) -> None:
+        with self._inbox.changed:
+            self._actors.add(actor.actor)
 
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: Wait) -> bool:
         with self._inbox.changed:
@@ -151,8 +164,7 @@ class OnPolicyRollout:
         with self._inbox.changed:
             if actor.actor in self._ended:
                 raise UnitError(f"actor {actor.actor} has ended its unit for iteration {self.version} already")
-            others_open = [lane for lane in self._open if lane not in actor.lanes]
-            if self._taken < self._unit and not others_open and self._actors <= self._ended | {actor.actor}:
+            if self._taken < self._unit and self._actors <= self._ended | {actor.actor}:
                 raise UnitError(
                     f"iteration {self.version} is short: {self._taken} of {self._unit} rows (rollout_unit) at end_unit(). "
                     "Push the rest first; where an environment resets in a step of its own (Gymnasium's NEXT_STEP autoreset), "
@@ -167,6 +179,7 @@ class OnPolicyRollout:
 
     def leave(self, actor: ActorLanes) -> None:
         with self._inbox.changed:
+            self._actors.discard(actor.actor)
             if self._open & set(actor.lanes):
                 self._open -= set(actor.lanes)
                 self._group.units.append(Cut(actor.lanes))
@@ -206,7 +219,6 @@ class OnPolicyRollout:
         self._taken = 0
         self._closed = False
         self._open: set[int] = set()
-        self._actors: set[int] = set()
         self._ended: set[int] = set()
         self._bootstrap: dict[int, Mapping[str, Tree]] = {}
 
@@ -226,7 +238,6 @@ class OnPolicyRollout:
                 f"{' after its actor called end_unit()' if actor.actor in self._ended else ''}. "
                 f"Call store.advance() first, or push with version={self.version + 1}, which waits for it"
             )
-        self._actors.add(actor.actor)
 
     def _close_if_whole(self) -> bool:
         if self._closed or self._taken < self._unit or (self._needs_edges and self._open):
@@ -250,6 +261,4 @@ def _stamp(rows: Rows, version: int) -> Rows:
 
 
 def _row(tree: Mapping[str, Tree], place: int) -> Mapping[str, Tree]:
-    return optree.tree_map(lambda leaf: leaf[place], tree)
-
-
+    return map_leaves(lambda leaf: leaf[place], tree)

@@ -181,11 +181,11 @@ class _PrioritySampler:
     def insert(self, first_key: int, rows: int, priority: Floats | None) -> None:
         default = self._highest if self._settings.new == "max" else float(self._settings.new)
         if priority is None:
-            self._fill(first_key, rows, default)
+            self._fill(first_key, np.full(rows, default))
             return
         chosen = np.where(np.isnan(priority), default, priority)
         self._highest = max(self._highest, float(chosen.max(initial=0.0)))
-        self._fill(first_key, rows, chosen)
+        self._fill(first_key, chosen)
 
     def missing(self, window: Window, rows: int, number: int) -> str | None:
         few = _too_few(window, rows)
@@ -212,18 +212,17 @@ class _PrioritySampler:
         self._tree.set(slots, self._leaf(raised))
         self._highest = max(self._highest, float(raised.max()))
 
-    def _fill(self, first_key: int, rows: int, raw: Floats | float) -> None:
+    def _fill(self, first_key: int, raw: Floats) -> None:
         start = first_key % self._capacity
-        head = min(rows, self._capacity - start)
-        for low, high, offset in ((start, start + head, 0), (0, rows - head, head)):
-            if high > low:
-                part = raw if isinstance(raw, float) else raw[offset : offset + high - low]
-                self._raw[low:high] = part
-                self._tree.set_range(low, self._leaf(part), high)
+        head = min(len(raw), self._capacity - start)
+        for low, part in ((start, raw[:head]), (0, raw[head:])):
+            if len(part):
+                self._raw[low : low + len(part)] = part
+                self._tree.set_range(low, self._leaf(part), low + len(part))
 
-    def _leaf(self, raw: Floats | float) -> Floats:
+    def _leaf(self, raw: Floats) -> Floats:
         # 0 ** 0 is 1, but a row disabled by an explicit 0 stays so at alpha 0.
-        return np.where(np.asarray(raw) > 0.0, np.asarray(raw) ** self._settings.alpha, 0.0)
+        return np.where(raw > 0.0, raw**self._settings.alpha, 0.0)
 
 
 class _ShuffledSampler:
@@ -243,7 +242,9 @@ class _ShuffledSampler:
         wanted = number // (unit // settings.batch_size * settings.epochs)
         if wanted != current:
             return f"iteration {current} has given all its batches: call store.advance() and push iteration {wanted}"
-        return None if len(window) == unit else f"iteration {current} has {len(window)} of its {unit} rows in the buffer"
+        return (
+            None if len(window) == unit else f"iteration {current} has {len(window)} of its {unit} rows in the buffer"
+        )
 
     def draw(self, number: int, rows: int, window: Window, stream: int = 0) -> Draw:
         minibatches = self._settings.rollout_unit // self._settings.batch_size
@@ -263,7 +264,11 @@ def _evenly(keys: Keys, live: int) -> Draw:
 
 
 def _too_few(window: Window, rows: int) -> str | None:
-    return None if len(window) >= rows else f"{len(window)} rows are visible and a batch needs {rows}: push {rows - len(window)} more"
+    return (
+        None
+        if len(window) >= rows
+        else f"{len(window)} rows are visible and a batch needs {rows}: push {rows - len(window)} more"
+    )
 
 
 def _require(name: str, got: float, fits: bool, expected: str) -> None:

@@ -12,12 +12,13 @@ import optree
 from numpy.typing import NDArray
 
 from conduit.core.episodes import End, Rows
-from conduit.core.experience import Schema, Tree, leaf_paths
+from conduit.core.experience import Schema, Tree, leaf_paths, map_leaves
 from conduit.errors import PriorityError, SchemaError
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
-Final = Mapping[str, Tree]
+Final = Any
+"""A tree whose root is a mapping by leaf name."""
 
 TERMINATED, TRUNCATED = "terminated", "truncated"
 """Leaves of these names, bool and one a row, say how each row ends; terminated goes before truncated."""
@@ -36,7 +37,7 @@ class Signature:
         self._schema: Schema | None = None
         self._first = threading.Lock()
 
-    def step(self, tree: Tree, final: Final | None, valid: Any, priority: Any, lanes: range) -> Rows:
+    def step(self, tree: Tree, final: Final, valid: Any, priority: Any, lanes: range) -> Rows:
         """One step of all `lanes`, as the rows of those that are valid."""
         count = len(lanes)
         schema, leaves = self._leaves(tree, count, "push")
@@ -55,7 +56,7 @@ class Signature:
             finals={int(np.searchsorted(rows, lane)): final for lane, final in finals.items()} or None,
         )
 
-    def trajectory(self, tree: Tree, end: str | End | None, final: Final | None, priority: Any, lane: int) -> Rows:
+    def trajectory(self, tree: Tree, end: str | End | None, final: Final, priority: Any, lane: int) -> Rows:
         """Consecutive rows of one lane."""
         schema, leaves = self._leaves(tree, None, "push_trajectory")
         count = len(next(iter(leaves.values())))
@@ -67,8 +68,14 @@ class Signature:
             raise SchemaError(f"push_trajectory: row {row} of {count} ended already; push one trajectory at a time")
         if end is not None:
             ends[-1] = _resolve_end(end, End(int(ends[-1])), leaves)
-        batched = None if final is None else optree.tree_map(lambda leaf: leaf[None], self._arrays(final, "push_trajectory: final"))
-        finals = self._match(schema, batched, np.flatnonzero(ends == ends[-1])[-1:] if ends[-1] else [], "push_trajectory")
+        batched = (
+            None
+            if final is None
+            else map_leaves(lambda leaf: leaf[None], self._arrays(final, "push_trajectory: final"))
+        )
+        finals = self._match(
+            schema, batched, np.flatnonzero(ends == ends[-1])[-1:] if ends[-1] else [], "push_trajectory"
+        )
         if ends[-1] == End.TRUNCATED and not finals:
             ends[-1] = End.CUT
         return Rows(
@@ -80,7 +87,7 @@ class Signature:
             finals=finals or None,
         )
 
-    def bootstrap(self, tree: Final | None, lanes: int) -> Final | None:
+    def bootstrap(self, tree: Final, lanes: int) -> Final:
         """What `end_unit` was told of the observations after the last rows: leaves (lanes, *shape)."""
         if tree is None:
             return None
@@ -89,7 +96,7 @@ class Signature:
             raise SchemaError("end_unit: nothing has been pushed yet")
         tree = self._arrays(tree, "end_unit: bootstrap")
         self._check_known(schema, tree, lanes, "end_unit: bootstrap")
-        return optree.tree_map(np.copy, tree)
+        return map_leaves(np.copy, tree)
 
     def _leaves(self, tree: Tree, rows: int | None, where: str) -> tuple[Schema, dict[str, Array]]:
         tree = self._arrays(tree, where)
@@ -108,7 +115,7 @@ class Signature:
     def _arrays(self, tree: Tree, where: str) -> Tree:
         """`tree` with NumPy leaves."""
         try:
-            return optree.tree_map(self._array, tree)
+            return map_leaves(self._array, tree)
         except SchemaError:
             for path, leaf in zip(optree.tree_paths(tree), optree.tree_leaves(tree), strict=True):
                 try:
@@ -120,13 +127,15 @@ class Signature:
     def _array(self, leaf: Any) -> Any:
         return leaf if isinstance(leaf, np.ndarray) else self._to_numpy(leaf)
 
-    def _match(self, schema: Schema, final: Final | None, ended: Any, where: str) -> dict[int, Final]:
+    def _match(self, schema: Schema, final: Final, ended: Any, where: str) -> dict[int, Final]:
         """Place of an ended row → its final."""
         if final is None:
             return {}
         final = self._arrays(final, f"{where}: final")
-        self._check_known(schema, final, len(ended), f"{where}: final", f"lanes that ended in this step: {list(map(int, ended))}")
-        final = optree.tree_map(np.copy, final)
+        self._check_known(
+            schema, final, len(ended), f"{where}: final", f"lanes that ended in this step: {list(map(int, ended))}"
+        )
+        final = map_leaves(np.copy, final)
         return {int(place): _row(final, i) for i, place in enumerate(ended)}
 
     def _check_known(self, schema: Schema, tree: Final, rows: int, where: str, which: str = "one a lane") -> None:
@@ -135,10 +144,19 @@ class Signature:
         for path, leaf in zip(leaf_paths(structure), leaves, strict=True):
             field = schema.fields.get(path)
             if field is None:
-                raise SchemaError(f"{where}[{path!r}] is none of the pushed leaves; expected some of {', '.join(schema.fields)}")
-            if not isinstance(leaf, np.ndarray) or leaf.dtype != field.dtype or leaf.shape[1:] != field.shape or leaf.ndim == 0:
+                raise SchemaError(
+                    f"{where}[{path!r}] is none of the pushed leaves; expected some of {', '.join(schema.fields)}"
+                )
+            if (
+                not isinstance(leaf, np.ndarray)
+                or leaf.dtype != field.dtype
+                or leaf.shape[1:] != field.shape
+                or leaf.ndim == 0
+            ):
                 got = f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
-                raise SchemaError(f"{where}[{path!r}] is {got}; expected {field} with a leading axis of {rows} ({which})")
+                raise SchemaError(
+                    f"{where}[{path!r}] is {got}; expected {field} with a leading axis of {rows} ({which})"
+                )
             if len(leaf) != rows:
                 raise SchemaError(f"{where}[{path!r}] has {len(leaf)} rows; expected {rows} ({which})")
 
@@ -146,7 +164,9 @@ class Signature:
         if priority is None:
             return None
         if not self._prioritized:
-            raise PriorityError("push(priority=…): the store's sampler has no priorities; use sampler=conduit.Prioritized()")
+            raise PriorityError(
+                "push(priority=…): the store's sampler has no priorities; use sampler=conduit.Prioritized()"
+            )
         array = np.asarray(self._array(priority), np.float64)
         if array.shape != (rows,):
             raise PriorityError(f"push: priority has shape {array.shape}; expected ({rows},), one a row")
@@ -197,11 +217,17 @@ def _resolve_end(asked: str | End, said: End, leaves: Mapping[str, Array]) -> En
         names = ", ".join(each.name.lower() for each in End)
         raise SchemaError(f"push_trajectory: end={asked!r}; expected one of {names}") from None
     has_leaves = TERMINATED in leaves or TRUNCATED in leaves
-    agrees = said == end or (said == End.OPEN and (not has_leaves or end == End.CUT)) or (said, end) == (End.TRUNCATED, End.CUT)
+    agrees = (
+        said == end
+        or (said == End.OPEN and (not has_leaves or end == End.CUT))
+        or (said, end) == (End.TRUNCATED, End.CUT)
+    )
     if not agrees:
-        raise SchemaError(f"push_trajectory: end={end.name.lower()!r}, but the last row's leaves say {said.name.lower()!r}")
+        raise SchemaError(
+            f"push_trajectory: end={end.name.lower()!r}, but the last row's leaves say {said.name.lower()!r}"
+        )
     return end
 
 
 def _row(tree: Final, place: int) -> Final:
-    return optree.tree_map(lambda leaf: leaf[place], tree)
+    return map_leaves(lambda leaf: leaf[place], tree)

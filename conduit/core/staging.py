@@ -45,13 +45,15 @@ class Inbox:
         self.changed = halt.condition("inbox")
         self._groups: deque[Group] = deque()
         self._last: Group | None = None
+        self.starving = 0
+        """How many learners wait for rows that are not there: while any does, nothing is held back or gathered into groups."""
 
     def seal(self, group: Group) -> None:
         """Queues a group. The caller holds `changed`."""
         self.release_last()
         self._groups.append(group)
         self._last = group
-        if not self._hold_back:
+        if not self._hold_back or self.starving:
             self.release_last()
         self.changed.notify_all()
 

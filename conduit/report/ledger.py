@@ -15,7 +15,9 @@ def ledger_table(ledger: Ledger, title: str = "Where the seconds went") -> Table
         table.add_column(heading, justify="left" if heading == "stage" else "right")
     for stage, seconds in _stages(total):
         per_iteration = f"{1e3 * seconds.exposed_s / iterations:.3f}"
-        table.add_row(stage, f"{seconds.busy_s:.3f}", f"{seconds.hidden_s:.3f}", f"{seconds.exposed_s:.3f}", per_iteration)
+        table.add_row(
+            stage, f"{seconds.busy_s:.3f}", f"{seconds.hidden_s:.3f}", f"{seconds.exposed_s:.3f}", per_iteration
+        )
     for label, waited_s in (("learners starved", total.starved_s), ("actors blocked", total.blocked_s)):
         if waited_s > 0:
             table.add_row(label, "", "", f"{waited_s:.3f}", f"{1e3 * waited_s / iterations:.3f}")

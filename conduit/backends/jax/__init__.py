@@ -1,0 +1,1 @@
+"""The JAX backend: its device tiers, and what crosses to and from JAX."""

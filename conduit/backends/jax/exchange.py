@@ -1,0 +1,105 @@
+"""JAX's side of `conduit.backends.exchange`: jax.Arrays to NumPy, and NumPy, DLPack or JAX arrays to jax.Arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from numpy.typing import NDArray
+
+from conduit.backends import exchange
+from conduit.backends.jax.dtypes import refusal
+from conduit.core.backend import Target
+from conduit.errors import HandOverError, SchemaError
+
+
+def to_numpy(leaf: jax.Array) -> NDArray[Any]:
+    """The array's values on the host: read-only, over its own memory when it is there. The host waits for them."""
+    if isinstance(leaf, Tracer):
+        raise SchemaError(
+            "a JAX tracer has no values yet: push outside jit, or return the rows from the jitted function first"
+        )
+    return np.asarray(leaf)
+
+
+def fetch(leaf: jax.Array) -> Callable[[], NDArray[Any]]:
+    # A copy, because the caller may donate `leaf` before it is waited for.
+    copy = jnp.array(leaf, copy=True)
+    copy.copy_to_host_async()
+    return lambda: np.asarray(copy)
+
+
+def place(target: Target) -> exchange.DLPackDevice:
+    """A sharded batch is assembled from the host, whichever devices it goes to."""
+    if target.sharding is not None:
+        _checked_sharding(target)
+        return exchange.CPU
+    device = _wanted(target)
+    return (exchange.CUDA, device.local_hardware_id or 0) if device.platform == "gpu" else exchange.CPU
+
+
+def accept(arrays: Mapping[str, Any], target: Target) -> dict[str, jax.Array]:
+    """jax.Arrays on the target's device or sharding. CPU devices alias 64-byte aligned host memory."""
+    own = {path: _importable(path, array) for path, array in arrays.items()}
+    if target.sharding is None:
+        return jax.device_put(own, _wanted(target))
+    sharding = _checked_sharding(target)
+    for path, array in own.items():
+        try:
+            sharding.shard_shape(array.shape)
+        except ValueError as error:
+            raise HandOverError(f"{path!r} of shape {array.shape} can't be split as {sharding}: {error}") from error
+    return jax.device_put(own, sharding)
+
+
+def _importable(path: str, array: Any) -> Any:
+    """`array` in a form that device_put takes without changing it: NumPy's or JAX's."""
+    if isinstance(array, jax.Array):
+        return array
+    if isinstance(array, np.ndarray):
+        reason = refusal(array.dtype)
+        if reason is not None:
+            raise HandOverError(f"{path!r} is {reason}, or ask for to='numpy'")
+        return array
+    return _import_dlpack(path, array)
+
+
+def _import_dlpack(path: str, array: Any) -> jax.Array:
+    # JAX narrows 64-bit DLPack arrays without a word when x64 is off. Other frameworks' dtypes share but the name.
+    dtype = str(array.dtype).rpartition(".")[2]
+    reason = refusal(np.dtype(dtype)) if dtype in ("int64", "uint64", "float64", "complex128") else None
+    if reason is not None:
+        raise HandOverError(f"{path!r} is {reason}, or ask for to='numpy' or the framework that made it")
+    return jax.dlpack.from_dlpack(array, copy=False)
+
+
+def _wanted(target: Target) -> Any:
+    device = target.device
+    if device is None:
+        default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
+        device = jax.local_devices()[0] if default is None else default
+    if isinstance(device, jax.Device):
+        return device
+    if isinstance(device, str):
+        platform, _, index = device.partition(":")
+        try:
+            return jax.local_devices(backend=platform)[int(index or 0)]
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise HandOverError(
+                f"device={device!r} is no JAX device of this machine; there are {jax.local_devices()}"
+            ) from error
+    raise HandOverError(f"device={device!r} names no JAX device: pass a jax.Device, or a string such as 'cpu:0'")
+
+
+def _checked_sharding(target: Target) -> jax.sharding.Sharding:
+    if target.device is not None:
+        raise HandOverError(
+            f"a batch goes to a device or to a sharding; got device={target.device!r} and sharding={target.sharding}"
+        )
+    if not isinstance(target.sharding, jax.sharding.Sharding):
+        raise HandOverError(f"sharding={target.sharding!r} is no jax.sharding.Sharding")
+    return target.sharding

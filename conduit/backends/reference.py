@@ -1,0 +1,129 @@
+"""The contract in its plainest form: NumPy, with pretend devices that are only separate arrays.
+
+Slow on purpose: every method copies, and none shares code with the other backends' fast paths, so that they can be
+checked against it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conduit.backends import exchange
+from conduit.backends.checks import check_adopted, check_endpoint, check_index, check_scatter, check_span, no_room
+from conduit.backends.memory import free_host_bytes
+from conduit.core.backend import Columns, Move, RowIndex, Target
+from conduit.core.experience import Schema
+from conduit.topology.endpoint import PAGEABLE, PINNED, Endpoint, Tier
+
+Array = NDArray[Any]
+
+
+class ReferenceBackend:
+    """Holds rows as NumPy arrays, wherever they pretend to be. Each pretend device has `device_bytes` of memory."""
+
+    name = "reference"
+    framework = "numpy"
+
+    def __init__(self, devices: int = 4, device_bytes: int = 1 << 30) -> None:
+        self._device_bytes = device_bytes
+        self._endpoints = (PAGEABLE, PINNED, *(Endpoint(Tier.DEVICE, index) for index in range(devices)))
+        self._held: list[tuple[Endpoint, weakref.ref[Array]]] = []
+        self._lock = threading.Lock()
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        return self._endpoints
+
+    def free_bytes(self, at: Endpoint) -> int:
+        """What the host has free; for a pretend device, its size less the columns on it that are still referred to."""
+        check_endpoint(at, self._endpoints, self.name)
+        if at.is_host:
+            return free_host_bytes()
+        with self._lock:
+            return self._device_bytes - sum(
+                array.nbytes for where, held in self._held if where == at and (array := held()) is not None
+            )
+
+    def padded(self, rows: int, at: Endpoint) -> int:
+        return rows
+
+    def allocate(self, schema: Schema, rows: int, at: Endpoint) -> Columns[Array]:
+        check_endpoint(at, self._endpoints, self.name)
+        if schema.row_bytes * rows > self.free_bytes(at):
+            raise no_room(schema, rows, at, self.free_bytes(at))
+        return self._keep(
+            at, {path: np.zeros((rows, *field.shape), field.dtype) for path, field in schema.fields.items()}, rows
+        )
+
+    def release(self, columns: Columns[Array]) -> None:
+        mine = {id(array) for array in columns.arrays.values()}
+        with self._lock:
+            self._held = [
+                (at, held) for at, held in self._held if (array := held()) is not None and id(array) not in mine
+            ]
+
+    def write(self, into: Columns[Array], start: int, rows: Columns[Array]) -> Columns[Array]:
+        check_span(into, start, rows.rows)
+        for path, column in into.arrays.items():
+            column[start : start + rows.rows] = rows.arrays[path]
+        return into
+
+    def scatter(
+        self, into: Columns[Array], index: RowIndex, rows: Columns[Array], fields: Sequence[str]
+    ) -> Columns[Array]:
+        check_scatter(into, index, rows)
+        for path in fields:
+            for position, row in enumerate(index):
+                into.arrays[path][row] = rows.arrays[path][position]
+        return into
+
+    def read(self, columns: Columns[Array], index: RowIndex, fields: Sequence[str], to: Endpoint) -> Columns[Array]:
+        check_index(index, columns.rows)
+        check_endpoint(to, self._endpoints, self.name)
+        return Columns(to, {path: _aligned(columns.arrays[path][index]) for path in fields}, len(index))
+
+    def transfer(self, moves: Sequence[Move[Array]]) -> list[Columns[Array]]:
+        for move in moves:
+            check_endpoint(move.to, self._endpoints, self.name)
+        return [
+            self._keep(move.to, {path: array.copy() for path, array in move.columns.arrays.items()}, move.columns.rows)
+            for move in moves
+        ]
+
+    def adopt(self, rows: Mapping[str, Any], at: Endpoint) -> Columns[Array]:
+        check_endpoint(at, self._endpoints, self.name)
+        arrays = {path: np.array(exchange.to_numpy(leaf), order="C") for path, leaf in rows.items()}
+        return Columns(at, arrays, check_adopted({path: array.shape for path, array in arrays.items()}))
+
+    def landing(self, target: Target) -> Endpoint:
+        exchange.place(target)
+        return PAGEABLE
+
+    def hand_over(self, columns: Columns[Array], to: Target) -> Mapping[str, Any]:
+        return exchange.accept(columns.arrays, to)
+
+    def order(self, columns: Columns[Array]) -> None:
+        """Nothing to do: NumPy has finished when it returns."""
+
+    def wait(self, columns: Columns[Array]) -> None:
+        """Nothing to do: NumPy has finished when it returns."""
+
+    def _keep(self, at: Endpoint, arrays: dict[str, Array], rows: int) -> Columns[Array]:
+        """The arrays as columns that count towards the endpoint's memory until they are released or forgotten."""
+        with self._lock:
+            self._held += [(at, weakref.ref(array)) for array in arrays.values()]
+        return Columns(at, arrays, rows)
+
+
+def _aligned(array: Array) -> Array:
+    """A copy that starts at a multiple of 64 bytes: JAX takes nothing else without copying it again."""
+    memory = np.empty(array.nbytes + 64, np.uint8)
+    offset = -memory.ctypes.data % 64
+    copy = memory[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy

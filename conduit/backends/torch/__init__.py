@@ -1,0 +1,1 @@
+"""The torch backend: its device tiers, and what crosses to and from torch."""

@@ -1,0 +1,80 @@
+"""The `conduit` command."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from enum import StrEnum
+from types import ModuleType
+
+from conduit.errors import ConduitError, MissingExtraError
+
+try:
+    import typer
+except ImportError as error:
+    raise SystemExit(
+        f"the conduit command needs {error.name}; install it with: pip install 'conduit-rl[cli]'"
+    ) from error
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+class Trainer(StrEnum):
+    dqn = "dqn"
+    ppo = "ppo"
+
+
+class BackendName(StrEnum):
+    torch = "torch"
+    jax = "jax"
+    reference = "reference"
+
+
+@app.callback()
+def conduit() -> None:
+    """Conduit: an experience data plane for distributed reinforcement learning."""
+
+
+@app.command()
+def demo(
+    trainer: Trainer = typer.Argument(Trainer.dqn, help="dqn: PyTorch, off-policy, prioritized. ppo: JAX, on-policy."),
+    backend: BackendName | None = typer.Option(None, help="Of the store; by default the trainer's own framework."),
+    seed: int = typer.Option(0, help="Of the environments, the networks and the draws."),
+    steps: int | None = typer.Option(None, min=1, help="Train so many steps of all lanes at most."),
+    evaluate: int = typer.Option(20, min=1, help="Greedy episodes to judge the result by."),
+    compare: int | None = typer.Option(None, min=0, help="Steps of the overlapped and in-line comparison; 0 skips it."),
+    inline: bool = typer.Option(False, "--inline", help="Train with ingestion and delivery in line, not overlapped."),
+) -> None:
+    """Trains an agent on CartPole-v1 through a store, and prints its return and where the seconds went.
+
+    Exits with 1 if the mean return stays below 400."""
+    show = _import("conduit.demos.show")
+    module = _import(f"conduit.demos.{trainer}")
+    solved = show.run(
+        module, backend and str(backend), seed=seed, steps=steps, episodes=evaluate, compare=compare, inline=inline
+    )
+    raise typer.Exit(0 if solved else 1)
+
+
+def main() -> None:
+    """The entry point: Conduit's own errors are told in a line, without a traceback."""
+    try:
+        app()
+    except ConduitError as error:
+        sys.exit(f"conduit: {type(error).__name__}: {error}")
+
+
+def _import(name: str) -> ModuleType:
+    """A module that only some installations can import."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "conduit":
+            raise
+        raise MissingExtraError(
+            f"the demo needs {error.name}, which isn't installed; it comes with: pip install 'conduit-rl[demo]'"
+        ) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Two short trainers with Conduit, to run and to read: `dqn` (PyTorch, off-policy) and `ppo` (JAX, on-policy)."""

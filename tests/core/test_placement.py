@@ -1,0 +1,95 @@
+"""Placements and budgets, as users write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from conduit.core.placement import Placement, format_bytes, parse_budgets, parse_bytes
+from conduit.errors import CapacityError
+from conduit.topology.endpoint import PAGEABLE, PINNED, Endpoint, Tier
+
+D0, D1 = Endpoint(Tier.DEVICE, 0), Endpoint(Tier.DEVICE, 1)
+KNOWN = (PAGEABLE, D0, D1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "endpoints"),
+    [
+        ("auto", (PAGEABLE,)),
+        ("pageable", (PAGEABLE,)),
+        ("device:1", (D1,)),
+        (D0, (D0,)),
+        (["device:0", D1], (D0, D1)),
+        (("device:1", "pageable"), (D1, PAGEABLE)),
+        (Placement((D1, D0), (2.0, 1.0)), (D1, D0)),
+    ],
+)
+def test_a_placement_is_named_by_what_is_natural(asked, endpoints):
+    placement = Placement.of(asked, KNOWN)
+    assert placement.endpoints == endpoints
+    assert len(placement.shares) == len(endpoints)
+    assert isinstance(asked, Placement) or len(set(placement.shares)) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("pinned", r"no endpoint pinned .*it has pageable, device:0, device:1"),
+        (PINNED, r"no endpoint pinned"),
+        (["device:0", "device:7"], r"no endpoint device:7"),
+        ("gpu", r"placement='gpu': endpoint 'gpu': expected \[nodeN/\]TIER\[:INDEX\]"),
+        ("device:x", r"'device:x'"),
+        ("node1/device:0", r"no endpoint node1/device:0"),
+        ([], r"at least one endpoint"),
+        (["device:0", "device:0"], r"occurs twice"),
+    ],
+)
+def test_a_placement_that_is_not_there_is_refused_with_what_is(asked, message):
+    with pytest.raises(CapacityError, match=message):
+        Placement.of(asked, KNOWN)
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, float("nan"), float("inf")])
+def test_shares_are_finite_and_positive(share):
+    with pytest.raises(CapacityError, match="finite number above 0"):
+        Placement((D0, D1), (1.0, share))
+
+
+def test_shares_are_one_an_endpoint():
+    with pytest.raises(CapacityError, match="one share each"):
+        Placement((D0, D1), (1.0,))
+
+
+@pytest.mark.parametrize("endpoint", [*KNOWN, PINNED, Endpoint(Tier.DEVICE, 3, 2), Endpoint(Tier.DISK)])
+def test_an_endpoint_is_parsed_from_its_own_name(endpoint):
+    assert Endpoint.parse(str(endpoint)) == endpoint
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [(5, 5), ("5", 5), ("5B", 5), ("5 KB", 5000), ("5KiB", 5120), ("1.5GiB", 3 << 29), ("24 GiB", 24 << 30),
+     ("2TB", 2 * 10**12), ("0", 0), ("1e3MB", 10**9)],
+)  # fmt: skip
+def test_sizes_are_read_in_binary_and_decimal_units(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("wrong", ["", "GiB", "five", "-5GiB", -1, "5 GB iB", "5gib", "5K", "inf", "nanGiB", "1e999"])
+def test_a_budget_of_no_known_size_is_refused_by_name(wrong):
+    with pytest.raises(CapacityError, match=r"budgets\['pageable'\]=.*such as '24GiB'"):
+        parse_budgets({"pageable": wrong})
+
+
+def test_a_budget_of_an_unknown_tier_is_refused_with_those_there_are():
+    with pytest.raises(CapacityError, match=r"budgets\['gpu'\].*pageable, pinned, disk, device"):
+        parse_budgets({"gpu": "1GiB"})
+
+
+def test_budgets_are_by_tier():
+    assert parse_budgets({"device": "1KiB", "pageable": 7}) == {Tier.DEVICE: 1024, Tier.PAGEABLE: 7}
+    assert parse_budgets(None) == {}
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 40, "3 TiB")])
+def test_sizes_are_printed_short(size, text):
+    assert format_bytes(size) == text
