@@ -6,6 +6,7 @@ import importlib
 import sys
 from enum import StrEnum
 from types import ModuleType
+from typing import Annotated
 
 from conduit.errors import ConduitError, MissingExtraError
 
@@ -37,13 +38,21 @@ def conduit() -> None:
 
 @app.command()
 def demo(
-    trainer: Trainer = typer.Argument(Trainer.dqn, help="dqn: PyTorch, off-policy, prioritized. ppo: JAX, on-policy."),
-    backend: BackendName | None = typer.Option(None, help="Of the store; by default the trainer's own framework."),
-    seed: int = typer.Option(0, help="Of the environments, the networks and the draws."),
-    steps: int | None = typer.Option(None, min=1, help="Train so many steps of all lanes at most."),
-    evaluate: int = typer.Option(20, min=1, help="Greedy episodes to judge the result by."),
-    compare: int | None = typer.Option(None, min=0, help="Steps of the overlapped and in-line comparison; 0 skips it."),
-    inline: bool = typer.Option(False, "--inline", help="Train with ingestion and delivery in line, not overlapped."),
+    trainer: Annotated[
+        Trainer, typer.Argument(help="dqn: PyTorch, off-policy, prioritized. ppo: JAX, on-policy.")
+    ] = Trainer.dqn,
+    backend: Annotated[
+        BackendName | None, typer.Option(help="Of the store; by default the trainer's own framework.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the environments, the networks and the draws.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Train so many steps of all lanes at most.")] = None,
+    evaluate: Annotated[int, typer.Option(min=1, help="Greedy episodes to judge the result by.")] = 20,
+    compare: Annotated[
+        int | None, typer.Option(min=0, help="Steps of the in-line and overlapped runs compared after; 0 skips them.")
+    ] = None,
+    inline: Annotated[
+        bool, typer.Option("--inline", help="Train with both operators in line, not overlapped.")
+    ] = False,
 ) -> None:
     """Trains an agent on CartPole-v1 through a store, and prints its return and where the seconds went.
 

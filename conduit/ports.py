@@ -22,8 +22,8 @@ from conduit.core.order import Order
 from conduit.core.rollout import ActorLanes, Rollout
 from conduit.core.semantics import Numbering
 from conduit.core.signature import Signature
-from conduit.core.staging import Outbox
-from conduit.errors import ClosedError, SchemaError, WaitTimeout
+from conduit.core.staging import Outbox, Staged
+from conduit.errors import ClosedError, HandOverError, SchemaError, WaitTimeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class PathIn:
     rollout: Rollout
     ingestion: Ingestion
     timeout_s: float
+    owner: object
+    """The store, which stays open while one of its ports is in use."""
 
 
 class Actor:
@@ -148,6 +150,7 @@ class PathOut:
     batch_size: int
     overlap: bool
     timeout_s: float
+    owner: object
     explain: Callable[[], str]
     """What the rollout side lacks, for a timeout's message."""
     stream: int = 0
@@ -178,15 +181,16 @@ class Learner:
                 index = self._index
                 request = self._request(index)
                 self._prefetch_after(index)
-                batch = self._take(index, request, deadline_s)
-                if batch is not None:
+                staged = self._take(index, request, deadline_s)
+                if staged is not None:
                     break
                 # advance() dropped what was asked for: the next iteration's first batch is asked for instead.
             wait.starved_s = _starved_s(self._requests.get(index, request), began_s, path.halt.clock.now())
             self._done_with(index)
+            path.delivery.order(staged)
         if self.rank == 0 and path.stream == 0 and path.numbering.per_iteration is None:
             path.ledger.end_iteration()
-        return batch
+        return staged.batch
 
     def __iter__(self) -> Iterator[Batch]:
         """Off-policy: batches for ever. On-policy: what is left of this iteration's."""
@@ -235,11 +239,11 @@ class Learner:
         if self._path.overlap and index == group.start and group.stop != numbering.next_iteration(index):
             self._request(group.stop)
 
-    def _take(self, index: int, request: Request, deadline_s: float) -> Batch | None:
+    def _take(self, index: int, request: Request, deadline_s: float) -> Staged | None:
         path, number = self._path, self._path.numbering.number(index)
-        batch = path.outbox.take(number)
-        if batch is not None:
-            return batch
+        staged = path.outbox.take(number)
+        if staged is not None:
+            return staged
         try:
             if path.order.settle(request.turn, deadline_s):
                 return self._await(request, deadline_s, number)
@@ -248,12 +252,12 @@ class Learner:
                 self._give_up(request)
             with path.ingestion.hurried(deadline_s):
                 return self._await(self._request(index), deadline_s, number)
-        except WaitTimeout:
+        except (WaitTimeout, HandOverError):
             if not path.overlap:
                 self._give_up(self._requests.get(index, request))
             raise
 
-    def _await(self, request: Request, deadline_s: float, number: int) -> Batch | None:
+    def _await(self, request: Request, deadline_s: float, number: int) -> Staged | None:
         """Batch `number` as soon as it is staged, which in line is done here; None if it is not wanted any more."""
         if self._path.overlap:
             return self._path.outbox.wait_take(number, deadline_s, lambda: self._why(number))
@@ -263,7 +267,7 @@ class Learner:
     def _step(self, request: Request, deadline_s: float, number: int) -> None:
         try:
             self._path.delivery.step(request, deadline_s, lambda: self._why(number))
-        except WaitTimeout:
+        except (WaitTimeout, HandOverError):
             raise
         # A draw that was begun can't be repeated with the same priorities: the store must not go on as if nothing had happened.
         except Exception as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
@@ -30,9 +30,11 @@ from conduit.core.sampling import Sampling, Uniform
 from conduit.core.semantics import Numbering, OffPolicy, OnPolicy, Schedule, Semantics
 from conduit.core.signature import Signature, check_priorities
 from conduit.core.staging import Inbox, Outbox
-from conduit.errors import ClosedError, PriorityError, ScheduleError, SchemaError, UnknownKeyError
+from conduit.errors import CapacityError, ClosedError, PriorityError, ScheduleError, SchemaError, UnknownKeyError
 from conduit.ports import Actor, Learner, PathIn, PathOut
 from conduit.topology.endpoint import Endpoint
+
+T = TypeVar("T")
 
 CLOSING_S = 1.0
 """How long `close()` waits for the operators' threads."""
@@ -113,7 +115,9 @@ class Store:
             ledger=self._ledger,
             overlap=self._schedule.overlap_ing,
         )
-        self._signature = Signature(exchange.to_numpy, self._semantics.sampling.prioritized)
+        self._signature = Signature(
+            exchange.to_numpy, self._semantics.sampling.prioritized, self._sampler.highest_priority
+        )
         self._ports = threading.Lock()
         self._actor_count = self._lane_count = self._on_demand = 0
         self._learners: dict[int, Learner] = {}
@@ -139,7 +143,7 @@ class Store:
             self._actor_count += 1
             who = ActorLanes(self._actor_count - 1, numbers)
             self._rollout.join(who)
-        path = PathIn(self._halt, self._ledger, self._signature, self._rollout, self._ingestion, self._timeout_s)
+        path = PathIn(self._halt, self._ledger, self._signature, self._rollout, self._ingestion, self._timeout_s, self)
         return Actor(path, who)
 
     def learner(
@@ -149,6 +153,7 @@ class Store:
         own), on `device`, or for JAX split by `sharding` into one global array."""
         self._halt.check()
         target = Target(to or self._backend.framework, device, sharding)
+        self._backend.landing(target)
         with self._ports:
             self._check_place(rank, world)
             numbering = self._semantics.numbering(rank, world, self._schedule)
@@ -175,6 +180,8 @@ class Store:
             )
         if rows < 1:
             raise ScheduleError(f"sample({rows}): expected at least 1 row")
+        if rows > self._buffer.capacity:
+            raise CapacityError(f"sample({rows}): the store holds {self._buffer.capacity} rows at most")
         target = Target(to or self._backend.framework, device, sharding)
         with self._ports:
             number, self._on_demand = self._on_demand, self._on_demand + 1
@@ -187,7 +194,7 @@ class Store:
 
     # What the trainer tells the store
 
-    def update_priorities(self, keys: Any, priorities: Any, *, timeout_s: float | None = None) -> PriorityUpdate:
+    def update_priorities(self, keys: Any, priorities: Any) -> PriorityUpdate:
         """Sets the raw priorities of rows `keys` (insertion numbers from `batch.info.keys`); eps is added. Arrays of any
         framework, on any device; what is on a device is copied while the caller goes on. It is known to every draw that is
         asked for later, and to none before.
@@ -201,9 +208,9 @@ class Store:
                     "update_priorities: the store's sampler has no priorities; use sampler=conduit.Prioritized()"
                 )
             numbers = self._issued_keys(keys)
-            fetch = exchange.fetch(priorities)
+            fetch = _named("priorities", exchange.fetch, priorities)
             if exchange.on_host(priorities):
-                _priorities_of(fetch(), numbers)
+                self._priorities_of(fetch(), numbers)
             live = numbers >= self._buffer.window.first
             self._order.run_in_turn(lambda: self._apply(numbers, fetch))
             return PriorityUpdate(int(live.sum()), int(len(numbers) - live.sum()))
@@ -334,6 +341,7 @@ class Store:
             batch_size=self._semantics.batch_size,
             overlap=self._schedule.overlap_del,
             timeout_s=self._timeout_s,
+            owner=self,
             explain=self._rollout.why_open if isinstance(self._rollout, OnPolicyRollout) else str,
         )
 
@@ -349,27 +357,36 @@ class Store:
                 )
 
     def _issued_keys(self, keys: Any) -> np.ndarray:
-        numbers = exchange.to_numpy(keys)
+        numbers = _named("keys", exchange.to_numpy, keys)
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
             raise UnknownKeyError(
                 f"update_priorities: keys are {numbers.dtype}{list(numbers.shape)}; expected whole numbers of shape (n,)"
             )
-        numbers = numbers.astype(np.int64)
         stop = self._buffer.window.stop
         unknown = numbers[(numbers < 0) | (numbers >= stop)]
         if len(unknown):
             raise UnknownKeyError(
-                f"update_priorities: key {unknown[0]} was never issued; keys go from 0 to {stop - 1} so far"
+                f"update_priorities: key {unknown[0]} was never issued; "
+                + (f"keys go from 0 to {stop - 1} so far" if stop else "no row has been inserted yet")
             )
-        return numbers
+        return numbers.astype(np.int64)
 
     def _apply(self, keys: np.ndarray, fetch: Callable[[], np.ndarray]) -> None:
         """In its turn: sets the priorities of the keys that are still live."""
-        priorities = _priorities_of(fetch(), keys)
+        priorities = self._priorities_of(fetch(), keys)
         live = keys >= self._buffer.window.first
         self._sampler.update(keys[live], priorities[live])
         self._priorities["applied"] += int(live.sum())
         self._priorities["stale"] += int((~live).sum())
+
+    def _priorities_of(self, values: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        priorities = values.astype(np.float64)
+        if priorities.shape != keys.shape:
+            raise PriorityError(
+                f"update_priorities: {list(priorities.shape)} priorities for {list(keys.shape)} keys; expected one a key"
+            )
+        check_priorities(priorities, self._sampler.highest_priority, lambda i: f"update_priorities: key {keys[i]}")
+        return priorities
 
     def _deadline(self, timeout_s: float | None) -> float:
         return self._clock.now() + (self._timeout_s if timeout_s is None else timeout_s)
@@ -405,14 +422,12 @@ def _semantics(
     raise ScheduleError(f"mode={mode!r}: expected 'off_policy' or 'on_policy'")
 
 
-def _priorities_of(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    priorities = values.astype(np.float64)
-    if priorities.shape != keys.shape:
-        raise PriorityError(
-            f"update_priorities: {list(priorities.shape)} priorities for {list(keys.shape)} keys; expected one a key"
-        )
-    check_priorities(priorities, lambda i: f"update_priorities: key {keys[i]}")
-    return priorities
+def _named(name: str, convert: Callable[[Any], T], array: Any) -> T:
+    """`convert(array)`; SchemaError names the argument."""
+    try:
+        return convert(array)
+    except SchemaError as error:
+        raise SchemaError(f"update_priorities: {name}: {error}") from None
 
 
 def _halt_quietly(halt: Halt) -> None:

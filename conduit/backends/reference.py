@@ -7,6 +7,7 @@ checked against it.
 from __future__ import annotations
 
 import threading
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,7 +58,7 @@ class ReferenceBackend:
         if schema.row_bytes * rows > self.free_bytes(at):
             raise no_room(schema, rows, at, self.free_bytes(at))
         return self._keep(
-            at, {path: np.zeros((rows, *field.shape), field.dtype) for path, field in schema.fields.items()}, rows
+            at, {path: _zeros((rows, *field.shape), field.dtype) for path, field in schema.fields.items()}, rows
         )
 
     def release(self, columns: Columns[Array]) -> None:
@@ -120,10 +121,16 @@ class ReferenceBackend:
         return Columns(at, arrays, rows)
 
 
-def _aligned(array: Array) -> Array:
-    """A copy that starts at a multiple of 64 bytes: JAX takes nothing else without copying it again."""
-    memory = np.empty(array.nbytes + 64, np.uint8)
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Zeros that start at a multiple of 64 bytes: JAX takes nothing else without copying it."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + 64, np.uint8)
     offset = -memory.ctypes.data % 64
-    copy = memory[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
+    return memory[offset : offset + size].view(dtype).reshape(shape)
+
+
+def _aligned(array: Array) -> Array:
+    """A copy that starts at a multiple of 64 bytes."""
+    copy = _zeros(array.shape, array.dtype)
     copy[...] = array
     return copy

@@ -63,14 +63,16 @@ class ExperienceBuffer:
         `data`: a tree of NumPy arrays (n, *field.shape) that nobody changes any more; the first fixes the stored schema."""
         rows = self._columns(data)
         count, stop = rows.rows, self._window.stop
+        # Of more rows than the ring has, the first are gone as soon as they are counted: they aren't written at all.
         stays = max(0, count - self.capacity)
-        self._evict(max(self._window.first, stop + count - self.capacity), deadline_s)
+        first = max(self._window.first, stop + count - self.capacity)
+        self._evict(min(first, stop), deadline_s)
         for span in self._layout.spans(stop + stays, count - stays):
             part = _slice(rows, stays + span.offset, span.rows)
             self._shards[span.shard].write(span.slot, part)
         keys = np.arange(stop + stays, stop + count)
         self._version[keys % self.capacity] = version[stays:]
-        self._window = Window(self._window.first, stop + count)
+        self._window = Window(first, stop + count)
         return Window(stop + stays, stop + count)
 
     def drop(self, deadline_s: float | None) -> None:

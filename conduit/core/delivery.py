@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from conduit.core.backend import Backend, Columns, Target
 from conduit.core.batch import Batch, SampleInfo
@@ -18,8 +16,9 @@ from conduit.core.hook import Hook, run_hook
 from conduit.core.ledger import Ledger
 from conduit.core.order import Order, Turn
 from conduit.core.sampling import Draw, Sampler
+from conduit.core.staging import Staged
 from conduit.errors import HookError
-from conduit.topology.endpoint import PAGEABLE
+from conduit.topology.endpoint import PAGEABLE, Endpoint
 
 _WEIGHT = "(weight)"
 """The column that carries the weights along with the rows to the learner's device."""
@@ -35,7 +34,7 @@ class Request:
     lags: Sequence[int]
     rows: int
     stream: int
-    stage: Callable[[int, Batch], None]
+    stage: Callable[[int, Staged], None]
     turn: Turn
 
 
@@ -79,7 +78,7 @@ class Delivery:
         numbers: Sequence[int],
         lags: Sequence[int],
         rows: int,
-        stage: Callable[[int, Batch], None],
+        stage: Callable[[int, Staged], None],
         stream: int = 0,
     ) -> Request:
         """Takes a place in the order for batches `numbers` of `rows` rows each: what was asked of the store before is
@@ -119,8 +118,8 @@ class Delivery:
         try:
             while drawn:
                 with self._ledger.operator("delivery"):
-                    batch = self._assemble(drawn[0])
-                request.stage(drawn[0].number, batch)
+                    staged = self._assemble(drawn[0])
+                request.stage(drawn[0].number, staged)
                 self._buffer.end_lease(drawn.popleft().lease)
         finally:
             for left in drawn:
@@ -134,15 +133,22 @@ class Delivery:
             drawn.append(_Drawn(number, lag, draw, window.frontier, self._buffer.take_lease(draw.keys)))
         return drawn
 
-    def _assemble(self, drawn: _Drawn) -> Batch:
+    def order(self, staged: Staged) -> None:
+        """Work that the calling thread issues on a device from here on comes after the batch is there; the host goes on."""
+        for columns in staged.columns:
+            self._backend.order(columns)
+
+    def _assemble(self, drawn: _Drawn) -> Staged:
         draw, schema = drawn.draw, self._buffer.schema
         assert schema is not None
-        to = PAGEABLE if self._hooks else self._backend.landing(self._target)
-        columns = self._buffer.read(draw.keys, to)
+        landing = self._backend.landing(self._target)
+        columns = self._buffer.read(draw.keys, PAGEABLE if self._hooks else landing)
         version = self._buffer.version_of(draw.keys)
         if self._hooks:
-            schema, columns = self._transform(schema, columns)
-        arrays = self._hand_over(columns, draw.weight)
+            schema, columns = self._transform(schema, columns, landing)
+        weights = self._backend.adopt({_WEIGHT: draw.weight}, landing)
+        together = replace(columns, arrays={**columns.arrays, **weights.arrays})
+        arrays = self._backend.hand_over(together, self._target)
         info = SampleInfo(
             number=drawn.number,
             keys=draw.keys,
@@ -154,9 +160,11 @@ class Delivery:
             frontier=drawn.frontier,
             priority_lag=drawn.lag,
         )
-        return Batch(schema.unflatten(arrays), info)
+        return Staged(Batch(schema.unflatten(arrays), info), () if landing.is_host else (columns, weights))
 
-    def _transform(self, schema: Schema, columns: Columns[Any]) -> tuple[Schema, Columns[Any]]:
+    def _transform(self, schema: Schema, columns: Columns[Any], landing: Endpoint) -> tuple[Schema, Columns[Any]]:
+        """What the hooks make of a batch on the host, at `landing`."""
+        self._backend.wait(columns)
         data = schema.unflatten(columns.arrays)
         for hook in self._hooks:
             data = run_hook(hook, data)
@@ -167,9 +175,5 @@ class Delivery:
             raise HookError(
                 f"delivery hooks got {columns.rows} rows and wrote {counts}; a delivery hook keeps the batch's rows"
             )
-        return written, Columns(PAGEABLE, arrays, columns.rows)
-
-    def _hand_over(self, columns: Columns[Any], weight: np.ndarray) -> Mapping[str, Any]:
-        weights = self._backend.adopt({_WEIGHT: weight}, columns.at)
-        together = {**columns.arrays, **weights.arrays}
-        return self._backend.hand_over(Columns(columns.at, together, columns.rows), self._target)
+        host = Columns(PAGEABLE, arrays, columns.rows)
+        return written, host if landing.is_host else self._backend.adopt(arrays, landing)

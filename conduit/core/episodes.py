@@ -108,11 +108,13 @@ def concatenate_trees(trees: Sequence[Tree]) -> Tree:
 
 
 def join_fragments(fragments: Sequence[Fragment]) -> Rows:
-    """The fragments' rows, one fragment after the other."""
+    """The fragments' rows, one fragment after the other; of at least one fragment."""
+    fragments = [fragment for fragment in fragments if len(fragment)] or fragments[:1]
     length = [len(fragment) for fragment in fragments]
     end = np.zeros(sum(length), np.uint8)
     last = np.cumsum(length) - 1
-    end[last] = [fragment.end for fragment in fragments]
+    if len(end):
+        end[last] = [fragment.end for fragment in fragments]
     return Rows(
         data=concatenate_trees([fragment.rows for fragment in fragments]),
         lane=np.repeat(np.array([fragment.lane for fragment in fragments], np.int64), length),

@@ -58,6 +58,11 @@ class Schema:
         paths = leaf_paths(structure)
         if not leaves:
             raise SchemaError(f"{where}: a row needs at least one leaf; got an empty {type(tree).__name__}")
+        if len(set(paths)) < len(paths):
+            twice = sorted({path for path in paths if paths.count(path) > 1})
+            raise SchemaError(
+                f"{where}: several leaves would be called {_quote(twice)}; rename the keys that contain '/'"
+            )
         fields = {}
         for path, leaf in zip(paths, leaves, strict=True):
             if not isinstance(leaf, np.ndarray):

@@ -46,6 +46,8 @@ class IngestionChain:
         self._held: list[Rows] = []
         self._held_cuts: list[int] = []
         _check_trajectories_survive(hooks)
+        if on_policy:
+            _check_rows_survive(hooks)
 
     @property
     def has_barrier(self) -> bool:
@@ -93,6 +95,8 @@ class IngestionChain:
         for hook in self._trajectory:
             if hook.per == "trajectory":
                 unit = _run_on_fragments(hook, _as_fragments(unit))
+                if not unit:
+                    return []
             else:
                 unit = _run_on_rows((hook,), _as_rows(unit))
         return [_as_rows(unit)]
@@ -244,7 +248,7 @@ def _run_on_fragments(hook: Hook, fragments: list[Fragment]) -> list[Fragment]:
             f"ingestion hook {hook.name!r} got {len(fragments)} fragments with {got} rows and wrote {len(checked)} with {wrote}; "
             "it declares rows='same', which keeps the fragments and their lengths. Declare rows='any' if it may change them"
         )
-    return checked
+    return [fragment for fragment in checked if len(fragment)]
 
 
 def count_rows(data: Tree, hook: Hook) -> int:
@@ -259,6 +263,15 @@ def count_rows(data: Tree, hook: Hook) -> int:
     (count,) = counts
     assert count is not None
     return count
+
+
+def _check_rows_survive(hooks: Sequence[Hook]) -> None:
+    for hook in hooks:
+        if hook.rows != "same":
+            raise HookError(
+                f"ingestion hook {hook.name!r} declares rows={hook.rows!r}: an on-policy iteration delivers exactly its "
+                "rollout_unit rows, so its ingestion hooks must keep them (rows='same')"
+            )
 
 
 def _check_trajectories_survive(hooks: Sequence[Hook]) -> None:

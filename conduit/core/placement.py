@@ -62,7 +62,7 @@ def parse_budgets(budgets: Mapping[str, Bytes] | None) -> dict[Tier, int]:
     for name, size in (budgets or {}).items():
         try:
             parsed[Tier(name)] = parse_bytes(size)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             tiers = ", ".join(tier.value for tier in Tier)
             raise CapacityError(
                 f"budgets[{name!r}]={size!r}: {error}; expected a tier of {tiers} and a size such as '24GiB'"

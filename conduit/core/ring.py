@@ -81,9 +81,17 @@ class Layout:
         while offset < rows:
             block, within = divmod((first_key + offset) % self.capacity, self.block_rows)
             take = min(self.block_rows - within, self.capacity - block * self.block_rows - within, rows - offset)
-            spans.append(Span(int(self._shard[block]), int(self._start[block]) + within, offset, take))
+            _extend(spans, Span(int(self._shard[block]), int(self._start[block]) + within, offset, take))
             offset += take
         return spans
+
+
+def _extend(spans: list[Span], more: Span) -> None:
+    """Appends `more`, as part of the last span where it goes on from there."""
+    if spans and (last := spans[-1]).shard == more.shard and last.slot + last.rows == more.slot:
+        spans[-1] = Span(last.shard, last.slot, last.offset, last.rows + more.rows)
+    else:
+        spans.append(more)
 
 
 def _deal(blocks: int, shares: Sequence[float]) -> NDArray[np.int64]:

@@ -32,6 +32,11 @@ class Draw:
 class Sampler(Protocol):
     """A sampler at work on one store. Calls come one at a time, each in its turn."""
 
+    @property
+    def highest_priority(self) -> float:
+        """The highest raw priority that `update` and `insert` take."""
+        ...
+
     def insert(self, first_key: int, rows: int, priority: Floats | None) -> None:
         """Rows [first_key, first_key + rows) became live, in the places of as many oldest ones where the ring is full.
         NaN or None: the sampler chooses the priority. At most as many rows as the capacity."""
@@ -152,6 +157,8 @@ class Shuffled:
 
 
 class _UniformSampler:
+    highest_priority = 0.0
+
     def __init__(self, seed: int) -> None:
         self._stream = DrawStream(seed)
 
@@ -177,6 +184,9 @@ class _PrioritySampler:
         self._tree = PriorityTree(capacity)
         self._raw = np.zeros(capacity)
         self._highest = 1.0
+        # So that the sum over all rows stays finite.
+        most = 1e307 / capacity
+        self.highest_priority = most ** (1 / settings.alpha) if settings.alpha > 1 else most
 
     def insert(self, first_key: int, rows: int, priority: Floats | None) -> None:
         default = self._highest if self._settings.new == "max" else float(self._settings.new)
@@ -226,6 +236,8 @@ class _PrioritySampler:
 
 
 class _ShuffledSampler:
+    highest_priority = 0.0
+
     def __init__(self, settings: Shuffled, seed: int) -> None:
         self._settings = settings
         self._stream = DrawStream(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 
 from conduit.core.sampling import Sampling, Shuffled
 from conduit.errors import CapacityError, ScheduleError, UnitError
@@ -155,5 +156,5 @@ Semantics = OffPolicy | OnPolicy
 
 
 def _whole(name: str, got: object) -> None:
-    if not isinstance(got, int) or isinstance(got, bool) or got < 1:
+    if not isinstance(got, Integral) or isinstance(got, bool) or int(got) < 1:
         raise CapacityError(f"{name}={got!r}: expected a whole number of at least 1")

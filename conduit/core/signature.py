@@ -3,6 +3,7 @@ to the lanes that ended."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,11 +30,12 @@ _NO_VERSION = np.zeros(0, np.int64)
 class Signature:
     """The push schema, which the first push fixes for all actors. Every method copies what it keeps.
 
-    `to_numpy`: makes a host array of a leaf that isn't NumPy's."""
+    `to_numpy`: makes a host array of a leaf that isn't NumPy's. `highest_priority`: the highest that a row may have."""
 
-    def __init__(self, to_numpy: Callable[[Any], Array], prioritized: bool) -> None:
+    def __init__(self, to_numpy: Callable[[Any], Array], prioritized: bool, highest_priority: float = math.inf) -> None:
         self._to_numpy = to_numpy
         self._prioritized = prioritized
+        self._highest_priority = highest_priority
         self._schema: Schema | None = None
         self._first = threading.Lock()
 
@@ -47,12 +49,14 @@ class Signature:
         finals = self._match(schema, final, ended, "push")
         ends[[lane for lane in ended if ends[lane] == End.TRUNCATED and lane not in finals]] = End.CUT
         rows = np.flatnonzero(kept)
+        chosen = self._priorities(priority, count, rows, "push")
+        self._fix(schema, leaves, "push")
         return Rows(
             data=schema.unflatten({path: leaf[rows] for path, leaf in leaves.items()}),
             lane=lanes.start + rows,
             end=ends[rows],
             version=_NO_VERSION,
-            priority=self._priorities(priority, count, rows),
+            priority=chosen,
             finals={int(np.searchsorted(rows, lane)): final for lane, final in finals.items()} or None,
         )
 
@@ -68,22 +72,20 @@ class Signature:
             raise SchemaError(f"push_trajectory: row {row} of {count} ended already; push one trajectory at a time")
         if end is not None:
             ends[-1] = _resolve_end(end, End(int(ends[-1])), leaves)
-        batched = (
-            None
-            if final is None
-            else map_leaves(lambda leaf: leaf[None], self._arrays(final, "push_trajectory: final"))
-        )
-        finals = self._match(
-            schema, batched, np.flatnonzero(ends == ends[-1])[-1:] if ends[-1] else [], "push_trajectory"
-        )
+        if final is not None:
+            final = map_leaves(lambda leaf: leaf[None], self._arrays(final, "push_trajectory: final"))
+        ended = [count - 1] if ends[-1] in (End.TERMINATED, End.TRUNCATED) else []
+        finals = self._match(schema, final, ended, "push_trajectory")
         if ends[-1] == End.TRUNCATED and not finals:
             ends[-1] = End.CUT
+        chosen = self._priorities(priority, count, np.arange(count), "push_trajectory")
+        self._fix(schema, leaves, "push_trajectory")
         return Rows(
             data=schema.unflatten({path: leaf.copy() for path, leaf in leaves.items()}),
             lane=np.full(count, lane, np.int64),
             end=ends,
             version=_NO_VERSION,
-            priority=self._priorities(priority, count, np.arange(count)),
+            priority=chosen,
             finals=finals or None,
         )
 
@@ -100,17 +102,21 @@ class Signature:
 
     def _leaves(self, tree: Tree, rows: int | None, where: str) -> tuple[Schema, dict[str, Array]]:
         tree = self._arrays(tree, where)
-        if self._schema is not None:
-            leaves = self._schema.flatten(tree, where)
-            self._schema.check(leaves, where, rows)
-            return self._schema, leaves
-        # The first push: two actors' first pushes must not fix two schemas.
-        with self._first:
-            schema = self._schema or _push_schema(tree, where)
-            leaves = schema.flatten(tree, where)
-            schema.check(leaves, where, rows)
-            self._schema = schema
+        schema = self._schema or _push_schema(tree, where)
+        leaves = schema.flatten(tree, where)
+        schema.check(leaves, where, rows)
         return schema, leaves
+
+    def _fix(self, schema: Schema, leaves: Mapping[str, Array], where: str) -> None:
+        """A push that fits in every respect fixes the schema, if it is the first."""
+        if self._schema is schema:
+            return
+        with self._first:
+            if self._schema is None:
+                self._schema = schema
+            else:
+                # Two actors' first pushes at once: the later one must fit the earlier one's.
+                self._schema.check(self._schema.flatten(schema.unflatten(leaves), where), where)
 
     def _arrays(self, tree: Tree, where: str) -> Tree:
         """`tree` with NumPy leaves."""
@@ -129,7 +135,7 @@ class Signature:
 
     def _match(self, schema: Schema, final: Final, ended: Any, where: str) -> dict[int, Final]:
         """Place of an ended row → its final."""
-        if final is None:
+        if final is None or not optree.tree_leaves(final):
             return {}
         final = self._arrays(final, f"{where}: final")
         self._check_known(
@@ -160,17 +166,19 @@ class Signature:
             if len(leaf) != rows:
                 raise SchemaError(f"{where}[{path!r}] has {len(leaf)} rows; expected {rows} ({which})")
 
-    def _priorities(self, priority: Any, rows: int, kept: NDArray[np.intp]) -> NDArray[np.float64] | None:
+    def _priorities(self, priority: Any, rows: int, kept: NDArray[np.intp], where: str) -> NDArray[np.float64] | None:
         if priority is None:
             return None
         if not self._prioritized:
             raise PriorityError(
-                "push(priority=…): the store's sampler has no priorities; use sampler=conduit.Prioritized()"
+                f"{where}(priority=…): the store's sampler has no priorities; use sampler=conduit.Prioritized()"
             )
-        array = np.asarray(self._array(priority), np.float64)
-        if array.shape != (rows,):
-            raise PriorityError(f"push: priority has shape {array.shape}; expected ({rows},), one a row")
-        check_priorities(array, lambda row: f"push: row {row}")
+        array = self._arrays(priority, f"{where}: priority")
+        if not isinstance(array, np.ndarray) or array.shape != (rows,) or array.dtype.kind not in "biuf":
+            got = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise PriorityError(f"{where}: priority is {got}; expected numbers of shape ({rows},), one a row")
+        array = array.astype(np.float64)
+        check_priorities(array, self._highest_priority, lambda row: f"{where}: row {row}")
         return array[kept]
 
 
@@ -183,12 +191,13 @@ def _push_schema(tree: Tree, where: str) -> Schema:
     return schema
 
 
-def check_priorities(priority: NDArray[np.float64], name: Callable[[int], str]) -> None:
-    """PriorityError naming the first that is NaN, infinite or negative."""
-    bad = ~(np.isfinite(priority) & (priority >= 0))
+def check_priorities(priority: NDArray[np.float64], highest: float, name: Callable[[int], str]) -> None:
+    """PriorityError naming the first that is NaN, infinite, negative or above `highest`."""
+    bad = ~(np.isfinite(priority) & (priority >= 0) & (priority <= highest))
     if bad.any():
         first = int(bad.argmax())
-        raise PriorityError(f"{name(first)} has priority {priority[first]}; expected a finite number ≥ 0")
+        most = "" if not np.isfinite(priority[first]) or priority[first] <= highest else f" and ≤ {highest:.3g}"
+        raise PriorityError(f"{name(first)} has priority {priority[first]}; expected a finite number ≥ 0{most}")
 
 
 def _ends(leaves: Mapping[str, Array], rows: int) -> NDArray[np.uint8]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from conduit.core.backend import Columns
 from conduit.core.batch import Batch
 from conduit.core.episodes import Rows
 from conduit.core.experience import Tree
@@ -93,31 +95,39 @@ class Inbox:
         return self._groups.popleft()
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A batch on its way to its learner. `columns`: what of it is on a device, to be ordered in the learner's thread."""
+
+    batch: Batch
+    columns: tuple[Columns[Any], ...] = ()
+
+
 class Outbox:
     """Staged batches of one learner, by number."""
 
     def __init__(self, halt: Halt, name: str) -> None:
         self._halt = halt
         self._changed = halt.condition(name)
-        self._staged: dict[int, Batch] = {}
+        self._staged: dict[int, Staged] = {}
         self._first = 0
 
     def __len__(self) -> int:
         return len(self._staged)
 
-    def put(self, number: int, batch: Batch) -> None:
+    def put(self, number: int, staged: Staged) -> None:
         """Stages a batch, unless it has been discarded already."""
         with self._changed:
             if number >= self._first:
-                self._staged[number] = batch
+                self._staged[number] = staged
                 self._changed.notify_all()
 
-    def take(self, number: int) -> Batch | None:
+    def take(self, number: int) -> Staged | None:
         """Batch `number` if it is staged."""
         with self._changed:
             return self._staged.pop(number, None)
 
-    def wait_take(self, number: int, deadline_s: float, why: Callable[[], str]) -> Batch | None:
+    def wait_take(self, number: int, deadline_s: float, why: Callable[[], str]) -> Staged | None:
         """Batch `number`, once it is staged; None if it has been discarded."""
         with self._changed:
             self._halt.wait(self._changed, lambda: number in self._staged or number < self._first, deadline_s, why)
@@ -127,5 +137,5 @@ class Outbox:
         """No batch below `number` is wanted any more."""
         with self._changed:
             self._first = number
-            self._staged = {n: batch for n, batch in self._staged.items() if n >= number}
+            self._staged = {n: staged for n, staged in self._staged.items() if n >= number}
             self._changed.notify_all()

@@ -21,10 +21,9 @@ TITLE = "Double DQN on CartPole-v1 in PyTorch, off-policy with priorities"
 BACKEND = "torch"
 IN_LINE = conduit.Schedule()
 OVERLAPPED = conduit.Schedule(overlap_ing=True, overlap_del=True)
-COMPARED_STEPS = 1_000
 
 LANES = 8
-STEPS = 10_000
+STEPS = 16_000
 """Of all lanes, at most: one batch is trained on after each."""
 BATCH = 256
 CAPACITY = 50_000
@@ -32,6 +31,9 @@ WARM_UP = 125
 """Steps that act at random and train nothing."""
 CHECK_EVERY = 500
 """Steps after which the greedy policy is tried, and training ends if it is good."""
+COMPARED_STEPS = CHECK_EVERY
+EXPLORE = 3_000
+"""Steps over which the chance of a random action falls from 1 to 0.05."""
 GAMMA = 0.99
 TAU = 0.05
 """How far the target network moves towards the trained one after each update."""
@@ -118,12 +120,12 @@ def greedy(network: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def explorer(network: nn.Module, rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
-    """Acts at random with a chance that falls from 1 to 0.05 over the first third of training, else greedily."""
+    """Acts at random with a chance that falls from 1 to 0.05, else greedily."""
     act, calls = greedy(network), 0
 
     def explore(obs: np.ndarray) -> np.ndarray:
         nonlocal calls
-        epsilon = max(0.05, 1.0 - calls / (STEPS / 3))
+        epsilon = max(0.05, 1.0 - calls / EXPLORE)
         calls += 1
         random = rng.integers(0, 2, LANES, dtype=np.int32)
         return np.where(rng.random(LANES) < epsilon, random, act(obs))

@@ -48,14 +48,15 @@ def run(
     console = Console()
     backend = backend or trainer.BACKEND
     steps = trainer.STEPS if steps is None else steps
-    console.print(f"{trainer.TITLE}, store on {backend}, seed {seed}")
+    console.print(f"{trainer.TITLE}, store on {backend}, seed {seed}", soft_wrap=True)
     schedule = trainer.IN_LINE if inline else trainer.OVERLAPPED
     trained = _train_with_a_bar(console, trainer, backend, seed, steps, schedule)
     returns = evaluate(trained.policy, episodes)
     mean = float(np.mean(returns))
     console.print(
         f"Mean return {mean:.1f} (worst {min(returns):.0f}) over {episodes} greedy episodes, "
-        f"after {trained.train_s:.1f} s of training; solved from {GOOD:.0f}"
+        f"after {trained.train_s:.1f} s of training; solved from {GOOD:.0f}",
+        soft_wrap=True,
     )
     console.print(ledger_table(trained.ledger))
     compared = trainer.COMPARED_STEPS if compare is None else compare
@@ -89,10 +90,10 @@ def _train_with_a_bar(
 def _comparison(trainer: Trainer, backend: str, seed: int, steps: int) -> Table:
     """The same short training twice, in line and overlapped: what each left on the critical path."""
     table = Table(
-        title=f"The same trainer, {steps:,} steps each; measured on this machine",
+        title=f"The same trainer for {steps:,} steps, measured on this machine",
         caption="exposed: what the loop waited for in push and pull",
     )
-    for heading in ("schedule", "ingestion exposed s", "delivery exposed s", "exposed s", "training s"):
+    for heading in ("schedule", "ingestion", "delivery", "exposed s", "of s"):
         table.add_column(heading, justify="left" if heading == "schedule" else "right")
     for label, schedule in (("in line", trainer.IN_LINE), ("overlapped", trainer.OVERLAPPED)):
         trained = trainer.train(backend, seed, steps, schedule)

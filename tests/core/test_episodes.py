@@ -15,7 +15,9 @@ pushed = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(End), st.booleans
 
 def rows_of(steps, first: int = 0) -> Rows:
     """Rows from (lane, end, has a final and a priority)."""
-    finals = {i: {"obs": np.float32(-first - i)} for i, (_, end, known) in enumerate(steps) if known and end in (TERM, TRUNC)}
+    finals = {
+        i: {"obs": np.float32(-first - i)} for i, (_, end, known) in enumerate(steps) if known and end in (TERM, TRUNC)
+    }
     priority = [float(first + i) if known else np.nan for i, (_, _, known) in enumerate(steps)]
     return rows([lane for lane, _, _ in steps], [end for _, end, _ in steps], first, priority, finals)
 
@@ -87,7 +89,9 @@ def test_a_fragment_without_rows_leaves_its_neighbours_ends_and_finals_alone():
     ended = as_fragment(rows([0, 0], [O, TRUNC]))
     other = as_fragment(rows([1], [TERM], first=5))
     nothing = as_fragment(rows([2], [CUT], first=9))
-    nothing = Fragment({k: v[:0] for k, v in nothing.rows.items()}, End.CUT, {"obs": np.float32(9)}, 2, nothing.version[:0])
+    nothing = Fragment(
+        {k: v[:0] for k, v in nothing.rows.items()}, End.CUT, {"obs": np.float32(9)}, 2, nothing.version[:0]
+    )
     joined = join_fragments([ended, nothing, other])
     assert joined.end.tolist() == [O, TRUNC, TERM]
     assert joined.finals == {1: {"obs": np.float32(-1)}}

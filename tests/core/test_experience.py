@@ -27,8 +27,8 @@ def test_a_schema_names_every_leaf_by_its_path_and_counts_its_bytes():
         "done": "bool[]",
         "obs/image": "uint8[4, 4]",
         "obs/state": "float64[2]",
-        "pair/left": "bfloat16[]",
-        "pair/right/0": "complex64[1]",
+        "pair/0": "bfloat16[]",
+        "pair/1/0": "complex64[1]",
     }
     assert schema.row_bytes == 1 + 16 + 16 + 2 + 8
     assert str(schema).startswith("done: bool[], obs/image: uint8[4, 4]")

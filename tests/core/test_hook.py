@@ -21,7 +21,12 @@ def test_the_decorators_return_a_value_that_carries_the_declaration():
     def delivery(exp_in, learn_out):
         learn_out.write(exp_in.read() * 2)
 
-    assert (ingestion.name, ingestion.stage, ingestion.per, ingestion.rows) == ("ingestion", "ingestion", "trajectory", "any")
+    assert (ingestion.name, ingestion.stage, ingestion.per, ingestion.rows) == (
+        "ingestion",
+        "ingestion",
+        "trajectory",
+        "any",
+    )
     assert (delivery.name, delivery.stage, delivery.per, delivery.rows) == ("delivery", "delivery", "row", "same")
     assert run_hook(ingestion, 1) == 2
     assert run_hook(delivery, 3) == 6

@@ -196,7 +196,9 @@ def test_what_a_hook_writes_is_rows(written, message):
 @pytest.mark.parametrize("written", [{"id": np.zeros(1)}, [np.zeros(1)], None])
 def test_a_trajectory_hook_writes_fragments(written):
     with pytest.raises(HookError, match=r"'wrong' wrote .*expected a list of Fragment"):
-        IngestionChain([spy([], "trajectory", lambda _: written, name="wrong")], True).process(Group(unit(), closes=True))
+        IngestionChain([spy([], "trajectory", lambda _: written, name="wrong")], True).process(
+            Group(unit(), closes=True)
+        )
 
 
 @pytest.mark.parametrize("per", ["row", "unit"])

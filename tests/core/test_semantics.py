@@ -82,7 +82,9 @@ def test_off_policy_learners_share_all_numbers_and_groups_partition_them(world, 
     assert sorted(numbers) == list(range(12 * world))
 
 
-@pytest.mark.parametrize(("unit", "batch", "epochs", "world"), [(12, 4, 1, 1), (12, 2, 2, 3), (8, 1, 3, 4), (6, 3, 5, 2)])
+@pytest.mark.parametrize(
+    ("unit", "batch", "epochs", "world"), [(12, 4, 1, 1), (12, 2, 2, 3), (8, 1, 3, 4), (6, 3, 5, 2)]
+)
 def test_on_policy_groups_never_cross_an_iteration(unit, batch, epochs, world):
     semantics = OnPolicy(unit, batch, epochs)
     each = semantics.batches // world

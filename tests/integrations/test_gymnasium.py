@@ -14,6 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from numpy.testing import assert_array_equal
 
+import conduit
 from conduit.core.episodes import Step
 from conduit.errors import SchemaError
 from conduit.integrations.gymnasium import Steps, steps
@@ -203,6 +204,24 @@ def test_under_next_step_the_step_after_an_end_is_invalid_in_that_lane_alone() -
         ended = ends(before)
         valid = np.ones(len(LENGTHS), bool) if after.valid is None else after.valid
         assert_array_equal(valid, ~ended)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_store_holds_after_pushes_are_the_real_rows_alone(mode: AutoresetMode) -> None:
+    pushed = list(islice(steps(ReusesEverything(counting(mode, copy=False)), policy), 40))
+    with conduit.Store(backend="reference", capacity=1000, batch_size=1) as store:
+        actor = store.actor(lanes=len(LENGTHS))
+        taken = sum(actor.push(step) for step in pushed)
+        draws = [store.sample(64).data for _ in range(30)]
+    rows = {name: np.concatenate([draw[name] for draw in draws]) for name in draws[0]}
+    assert taken == sum(map(len, streams(pushed)))
+    expects = {(lane, *row["obs"]): row for lane in range(4) for row in expected(lane, "terminated", 60)}
+    drawn = set()
+    for i, (lane, episode, t) in enumerate(rows["obs"].tolist()):
+        row = expects[lane, lane, episode, t]
+        drawn.add((lane, episode, t))
+        assert {name: plain(leaf[i]) for name, leaf in rows.items()} == {k: v for k, v in row.items() if k != "final"}
+    assert len(drawn) > 0.9 * taken
 
 
 # --- arrays that are used again --------------------------------------------------------------------------------------

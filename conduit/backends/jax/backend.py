@@ -115,7 +115,8 @@ class JaxBackend:
         )
         batch = dict(zip(fields, taken, strict=True))
         if to.is_host:
-            return Columns(to, jax.device_get(batch), len(index))
+            # Copied, for JAX's arrays are read-only to NumPy, and the caller owns what it gets.
+            return self._host.copy(Columns(to, jax.device_get(batch), len(index)), to)
         return Columns(to, batch if to == columns.at else jax.device_put(batch, self._at(to)), len(index))
 
     def transfer(self, moves: Sequence[Move[Any]]) -> list[Columns[Any]]:

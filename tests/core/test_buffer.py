@@ -1,0 +1,169 @@
+"""The ring with rows in it: what is live, what is read, and who waits for whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conduit.backends import load
+from conduit.clock import RealClock, VirtualClock
+from conduit.core.buffer import ExperienceBuffer
+from conduit.core.halt import Halt
+from conduit.core.placement import Placement
+from conduit.errors import CapacityError, ClosedError, SchemaError, WaitTimeout
+from conduit.topology.endpoint import PAGEABLE, PINNED, Endpoint, Tier
+
+DEVICES = [Endpoint(Tier.DEVICE, index) for index in range(3)]
+PLACEMENTS = [
+    Placement(),
+    Placement((DEVICES[0],)),
+    Placement((*DEVICES[:2],), (1.0, 1.0)),
+    Placement((PINNED, *DEVICES), (5.0, 1.0, 2.0, 0.5)),
+]
+
+
+def buffer(capacity: int, placement: Placement = PLACEMENTS[0], budgets=None, clock=None) -> ExperienceBuffer:
+    return ExperienceBuffer(load("reference"), capacity, placement, budgets or {}, Halt(clock or RealClock()))
+
+
+def append(into: ExperienceBuffer, first: int, count: int, deadline_s: float | None = None):
+    key = np.arange(first, first + count)
+    return into.write({"key": key, "wide": np.repeat(key[:, None], 3, 1).astype(np.float32)}, key // 3, deadline_s)
+
+
+def keys_at(from_: ExperienceBuffer, keys: np.ndarray) -> list[int]:
+    with from_.lease(keys):
+        got = from_.read(keys, PAGEABLE).arrays
+    assert (got["wide"] == got["key"][:, None]).all()
+    return got["key"].tolist()
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(1, 20), st.sampled_from(PLACEMENTS), st.lists(st.integers(0, 30), min_size=1, max_size=15))
+def test_every_live_row_is_read_by_its_key_whatever_the_pushes_and_the_shards(capacity, placement, pushes):
+    ring, stop = buffer(capacity, placement), 0
+    for count in pushes:
+        written = append(ring, stop, count)
+        stop += count
+        assert (written.first, written.stop) == (max(stop - count, stop - capacity), stop)
+        window = ring.window
+        assert (window.first, window.stop) == (max(0, stop - capacity), stop)
+        live = np.arange(window.first, window.stop)
+        if len(live):
+            mixed = np.random.default_rng(stop).permutation(np.concatenate([live, live[:3]]))
+            assert keys_at(ring, mixed) == mixed.tolist()
+            assert (ring.version_of(live) == live // 3).all()
+
+
+def test_drop_forgets_the_rows_and_numbers_go_on():
+    ring = buffer(8)
+    append(ring, 0, 8)
+    ring.drop(None)
+    assert (len(ring.window), ring.window.stop) == (0, 8)
+    append(ring, 8, 5)
+    assert keys_at(ring, np.arange(8, 13)) == list(range(8, 13))
+
+
+def test_a_writer_waits_only_for_readers_of_the_rows_it_replaces():
+    ring = buffer(4)
+    append(ring, 0, 4)
+    newest = ring.take_lease(np.array([2, 3]))
+    append(ring, 4, 2, deadline_s=ring._halt.clock.now())
+    with pytest.raises(WaitTimeout, match="rows before 3 are still being read"):
+        append(ring, 6, 1, deadline_s=ring._halt.clock.now() + 0.01)
+    ring.end_lease(newest)
+    append(ring, 6, 1, deadline_s=ring._halt.clock.now() + 1.0)
+    assert ring.window.stop == 7
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_leased_row_is_not_overwritten_before_its_lease_ends(seed):
+    clock = VirtualClock(seed)
+
+    def main() -> None:
+        ring = buffer(4, clock=clock)
+        append(ring, 0, 4)
+        events = []
+        lease = ring.take_lease(np.array([1, 3]))
+
+        def write() -> None:
+            append(ring, 4, 2)
+            events.append("written")
+
+        task = clock.spawn(write, "writer")
+        clock.sleep(1.0)
+        assert ring.read(np.array([1, 3]), PAGEABLE).arrays["key"].tolist() == [1, 3]
+        events.append("read")
+        ring.end_lease(lease)
+        assert task.join()
+        assert events == ["read", "written"]
+
+    clock.run(main)
+
+
+def test_the_window_is_never_less_than_empty_while_a_write_larger_than_the_ring_waits():
+    ring = buffer(4)
+    append(ring, 0, 2)
+    lease = ring.take_lease(np.array([0]))
+    with pytest.raises(WaitTimeout):
+        append(ring, 2, 9, deadline_s=ring._halt.clock.now() + 0.01)
+    assert ring.window.first <= ring.window.stop, "as another thread sees it while the write waits"
+    assert len(ring.window) >= 0
+    ring.end_lease(lease)
+
+
+def test_rows_too_many_for_a_budget_are_refused_with_every_figure():
+    ring = buffer(1000, Placement((DEVICES[0], PAGEABLE), (1.0, 3.0)), {Tier.DEVICE: 1000, Tier.PAGEABLE: 1 << 30})
+    with pytest.raises(CapacityError) as caught:
+        append(ring, 0, 1)
+    rows = ring._layout.shard_rows[0]
+    for part in (
+        "1,000 rows of 20 bytes",
+        "device:0 needs",
+        f"for {rows} rows",
+        "budget is 1000 B",
+        "50 rows would fit",
+    ):
+        assert part in str(caught.value)
+    assert "pageable needs" not in str(caught.value)
+    assert ring.schema is None
+
+
+def test_rows_too_many_for_the_memory_are_refused_with_every_figure():
+    with pytest.raises(CapacityError, match=r"device:1 needs .* GiB for 100,000,000 rows; 1 GiB are free"):
+        append(buffer(100_000_000, Placement((DEVICES[1],))), 0, 1)
+
+
+def test_a_budget_that_just_fits_is_enough():
+    append(buffer(1000, budgets={Tier.PAGEABLE: 20_000}), 0, 1)
+    with pytest.raises(CapacityError):
+        append(buffer(1000, budgets={Tier.PAGEABLE: 19_999}), 0, 1)
+
+
+def test_later_rows_must_fit_the_stored_schema():
+    ring = buffer(4)
+    append(ring, 0, 1)
+    with pytest.raises(SchemaError, match="stored rows: leaf 'wide' has dtype float64"):
+        ring.write({"key": np.zeros(1, int), "wide": np.zeros((1, 3))}, np.zeros(1, int), None)
+
+
+def test_bytes_are_counted_by_endpoint():
+    ring = buffer(100, PLACEMENTS[3])
+    assert ring.bytes_by_endpoint() == {}
+    append(ring, 0, 1)
+    counted = ring.bytes_by_endpoint()
+    assert list(counted) == ["pinned", "device:0", "device:1", "device:2"]
+    assert sum(counted.values()) == 100 * 20
+
+
+def test_a_closed_buffer_says_so():
+    ring = buffer(4)
+    append(ring, 0, 2)
+    ring.close()
+    ring.close()
+    with pytest.raises(ClosedError):
+        ring.read(np.array([0]), PAGEABLE)
+    with pytest.raises(ClosedError):
+        append(ring, 2, 1)

@@ -1,0 +1,154 @@
+"""The ledger, on a virtual clock: every second is counted once, in the right cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from conduit.clock import VirtualClock
+from conduit.core.ledger import Ledger
+
+Scene = Callable[[VirtualClock, Ledger], object]
+
+
+def played(scene: Scene) -> Ledger:
+    clock = VirtualClock(0)
+    ledgers = []
+
+    def main() -> None:
+        ledgers.append(Ledger(clock))
+        scene(clock, ledgers[0])
+
+    clock.run(main)
+    return ledgers[0]
+
+
+def call(clock, ledger, port: str, seconds: float, starved_s: float = 0.0, blocked_s: float = 0.0) -> None:
+    with ledger.port(port) as wait:
+        clock.sleep(seconds)
+        wait.starved_s, wait.blocked_s = starved_s, blocked_s
+
+
+def test_marked_stages_count_less_what_they_spend_in_ports():
+    def scene(clock, ledger):
+        with ledger.mark("rollout"):
+            clock.sleep(1.0)
+            call(clock, ledger, "push", 0.25)
+            clock.sleep(2.0)
+        with ledger.mark("update"):
+            call(clock, ledger, "pull", 0.5)
+            clock.sleep(4.0)
+
+    total = played(scene).total
+    assert (total.rollout_s, total.update_s) == pytest.approx((3.0, 4.0))
+    assert (total.ingestion.exposed_s, total.delivery.exposed_s) == pytest.approx((0.25, 0.5))
+    assert total.wall_s == pytest.approx(7.75)
+    assert total.exposed_s == pytest.approx(0.75)
+
+
+def test_a_stage_inside_another_counts_once_for_the_inner():
+    def scene(clock, ledger):
+        with ledger.mark("rollout"):
+            clock.sleep(1.0)
+            with ledger.mark("update"):
+                clock.sleep(2.0)
+                call(clock, ledger, "pull", 8.0)
+            clock.sleep(4.0)
+
+    total = played(scene).total
+    assert (total.rollout_s, total.update_s) == pytest.approx((5.0, 2.0))
+
+
+def test_an_operator_in_a_port_is_exposed_and_one_behind_it_is_hidden():
+    def scene(clock, ledger):
+        with ledger.port("push"), ledger.operator("ingestion"):
+            clock.sleep(1.0)
+
+        def behind() -> None:
+            with ledger.operator("delivery"):
+                clock.sleep(3.0)
+
+        task = clock.spawn(behind, "operator")
+        call(clock, ledger, "pull", 0.5)
+        task.join()
+
+    ledger = played(scene)
+    ingestion, delivery = ledger.total.ingestion, ledger.total.delivery
+    assert (ingestion.busy_s, ingestion.exposed_s, ingestion.hidden_s) == pytest.approx((1.0, 1.0, 0.0))
+    assert (delivery.busy_s, delivery.exposed_s, delivery.hidden_s) == pytest.approx((3.0, 0.5, 2.5))
+    assert ledger.by_thread["operator"].delivery.busy_s == pytest.approx(3.0)
+
+
+def test_what_a_port_waited_for_others_is_not_exposed():
+    def scene(clock, ledger):
+        call(clock, ledger, "pull", 3.0, starved_s=2.5)
+        call(clock, ledger, "push", 4.0, blocked_s=4.0)
+
+    total = played(scene).total
+    assert (total.starved_s, total.blocked_s) == pytest.approx((2.5, 4.0))
+    assert (total.delivery.exposed_s, total.ingestion.exposed_s) == pytest.approx((0.5, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("ports", "rollout_s", "update_s"),
+    [
+        (["push", "push"], 1.0, 0.0),
+        (["push", "pull"], 1.0, 0.0),
+        (["pull", "priorities"], 0.0, 1.0),
+        (["pull", "pull"], 0.0, 1.0),
+        (["priorities", "push"], 1.0, 0.0),
+        (["pull", "advance"], 0.0, 1.0),
+        (["push", "pull", "priorities", "push"], 2.0, 1.0),
+        (["push", "push", "pull", "pull", "advance", "push"], 3.0, 2.0),
+    ],
+)
+def test_unmarked_time_between_calls_is_inferred_from_them(ports, rollout_s, update_s):
+    def scene(clock, ledger):
+        for port in ports:
+            call(clock, ledger, port, 0.125)
+            clock.sleep(1.0)
+
+    total = played(scene).total
+    assert (total.rollout_s, total.update_s) == pytest.approx((rollout_s, update_s))
+
+
+def test_threads_do_not_infer_from_each_others_calls():
+    def scene(clock, ledger):
+        call(clock, ledger, "pull", 0.0)
+        task = clock.spawn(lambda: (clock.sleep(5.0), call(clock, ledger, "push", 0.0)), "actor")
+        task.join()
+
+    total = played(scene).total
+    assert (total.rollout_s, total.update_s) == (0.0, 0.0)
+
+
+def test_iterations_sum_to_the_total_and_each_has_its_wall_time():
+    def scene(clock, ledger):
+        for seconds in (1.0, 2.0, 4.0):
+            with ledger.mark("update"):
+                clock.sleep(seconds)
+            ledger.end_iteration()
+        clock.sleep(8.0)
+
+    ledger = played(scene)
+    assert [each.wall_s for each in ledger.iterations] == pytest.approx([1.0, 2.0, 4.0])
+    assert [each.update_s for each in ledger.iterations] == pytest.approx([1.0, 2.0, 4.0])
+    assert ledger.total.update_s == pytest.approx(7.0)
+    assert ledger.iteration_count == 3
+
+
+def test_old_iterations_are_forgotten_but_counted():
+    ledger = Ledger(VirtualClock(0), keep=2)
+    for _ in range(5):
+        ledger.end_iteration()
+    assert (len(ledger.iterations), ledger.iteration_count) == (2, 5)
+
+
+def test_time_spent_in_a_port_that_raises_is_counted():
+    def scene(clock, ledger):
+        with pytest.raises(KeyError), ledger.port("pull"):
+            clock.sleep(2.0)
+            raise KeyError
+
+    assert played(scene).total.delivery.exposed_s == pytest.approx(2.0)

@@ -1,0 +1,178 @@
+"""Bad input: each has an error that names the field, what came, what was expected and what would work."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import sys
+
+import numpy as np
+import pytest
+
+import conduit
+from conduit.errors import CapacityError, MissingExtraError, ScheduleError, SchemaError, UnknownBackendError
+from tests.store.rows import each_backend, ends, fill, ids, step, store
+
+
+def changed(**leaves) -> dict:
+    return {name: leaf for name, leaf in (step(0, 2) | leaves).items() if leaf is not None}
+
+
+IMAGE = np.zeros((2, 2, 3), np.uint8)
+STATE = np.zeros(2, np.float32)
+
+PUSHES = {
+    "dtype": (changed(id=np.zeros(2)), "leaf 'id' has dtype float64; expected int32. Cast it"),
+    "nested dtype": (
+        changed(obs={"image": IMAGE.astype(np.float32), "state": STATE}),
+        "leaf 'obs/image' has dtype float32; expected uint8",
+    ),
+    "shape": (
+        changed(obs={"image": IMAGE[:, :, :2], "state": STATE}),
+        "leaf 'obs/image' has shape (2, 2, 2); expected (rows, 2, 3)",
+    ),
+    "missing": (changed(id=None), "missing 'id'; expected leaves 'id', 'obs/image', 'obs/state'"),
+    "nested missing": (changed(obs={"image": IMAGE}), "missing 'obs/state'"),
+    "extra": (changed(reward=STATE), "unexpected 'reward'; expected leaves"),
+    "ragged": (changed(id=np.zeros(3, np.int32)), "leaf 'id' has 3 rows; expected 2"),
+    "no axes": (changed(id=np.int32(3)), "leaf 'id' has shape (); expected (rows, )"),
+    "a number": (changed(id=3), "leaf 'id': a int is no array"),
+    "a list": (changed(id=[1, 2]), "leaf 'id/0': a int is no array"),
+    "strings": (changed(id=np.array(["a", "b"])), "leaf 'id' has dtype <U1; expected int32"),
+    "big endian": (changed(id=np.zeros(2, ">i4")), "leaf 'id' has dtype >i4; expected int32"),
+    "other nesting": ([np.zeros(2)], "missing 'id', 'obs/image', 'obs/state' and unexpected '0'"),
+}
+
+
+@pytest.mark.parametrize("case", PUSHES)
+@each_backend
+def test_rows_that_do_not_fit_are_refused_by_leaf_and_the_store_goes_on(backend, case):
+    wrong, message = PUSHES[case]
+    with store(backend=backend) as s:
+        actor = s.actor(lanes=2)
+        actor.push(step(0, 2))
+        with pytest.raises(SchemaError, match=re.escape(f"push: {message}")):
+            actor.push(wrong)
+        fill(actor, 6, first=2)
+        batch = s.sample(4)
+        assert ids(batch) == batch.info.keys.tolist()
+
+
+def test_a_final_for_a_lane_that_did_not_end_is_refused_with_those_that_did():
+    with store() as s:
+        actor = s.actor(lanes=2)
+        with pytest.raises(SchemaError, match=r"final\['id'\] has 1 rows; expected 0 \(lanes that ended in this step: \[\]\)"):
+            actor.push(ends(0, 2), final={"id": np.zeros(1, np.int32)})
+        with pytest.raises(SchemaError, match=r"has 2 rows; expected 1 .*: \[1\]"):
+            actor.push(ends(0, 2, truncated=[1]), final={"id": np.zeros(2, np.int32)})
+        assert actor.push(ends(0, 2, truncated=[1]), final={"id": np.zeros(1, np.int32)}) == 2
+
+
+@each_backend
+def test_negative_strides_and_other_layouts_are_stored_as_they_read(backend):
+    rows = np.arange(8, dtype=np.int32)
+    wide = np.arange(48, dtype=np.float32).reshape(8, 6)
+    pushes = [
+        {"id": rows[::-1], "x": np.asfortranarray(wide)},
+        {"id": np.repeat(rows, 2)[::2], "x": wide[::-1, ::-1]},
+        {"id": np.broadcast_to(rows[:1], 8), "x": wide.T.copy().T},
+    ]
+    with store(backend=backend, capacity=24, batch_size=24) as s:
+        actor = s.actor(lanes=8)
+        for push in pushes:
+            actor.push(push)
+        batch = s.sample(24, to="numpy")
+    for name in ("id", "x"):
+        everything = np.concatenate([push[name] for push in pushes])
+        np.testing.assert_array_equal(batch.data[name], everything[batch.info.keys])
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, np.uint64])
+def test_jax_devices_refuse_what_they_would_narrow(dtype):
+    with store(backend="jax", placement="device:0") as s:
+        with pytest.raises(SchemaError, match=rf"'id' is {np.dtype(dtype)}.*narrows.*cast it.*x64.*host"):
+            s.actor().push({"id": np.zeros(1, dtype)})
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"capacity": 0}, CapacityError, "capacity=0: expected a whole number of at least 1"),
+        ({"capacity": -5}, CapacityError, "capacity=-5"),
+        ({"capacity": 3}, CapacityError, "capacity=3 is below batch_size=4"),
+        ({"batch_size": 0}, CapacityError, "batch_size=0"),
+        ({"batch_size": 2.0}, CapacityError, "batch_size=2.0"),
+        ({"capacity": None}, ScheduleError, "needs capacity="),
+        ({"mode": "offpolicy"}, ScheduleError, "mode='offpolicy': expected 'off_policy' or 'on_policy'"),
+        ({"rollout_unit": 8, "mode": "off_policy", "capacity": 8}, ScheduleError, "on-policy settings"),
+        ({"epochs": 2}, ScheduleError, "on-policy settings"),
+        ({"when_full": "wait"}, ScheduleError, "when_full='wait': expected 'block' or 'drop'"),
+        ({"inbox_units": 1, "schedule": conduit.Schedule(g_ing=2)}, ScheduleError, "inbox_units=1 is below g_ing=2"),
+        ({"schedule": conduit.Schedule(g_ing=0)}, ScheduleError, "g_ing=0"),
+        ({"exact": True, "schedule": conduit.Schedule(overlap_del=True)}, ScheduleError, "exact=True"),
+        ({"backend": "numpy"}, UnknownBackendError, "no backend 'numpy'; there are reference, torch, jax"),
+        ({"placement": "device:99"}, CapacityError, "no endpoint device:99"),
+        ({"budgets": {"pageable": "much"}}, CapacityError, r"budgets\['pageable'\]='much'"),
+    ],
+)
+def test_a_store_that_can_not_be_is_refused_when_it_is_made(settings, error, message):
+    with pytest.raises(error, match=message):
+        store(**settings)
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_a_backend_that_is_not_installed_names_its_extra(monkeypatch, name):
+    for module in [module for module in sys.modules if module.startswith(f"conduit.backends.{name}")]:
+        monkeypatch.delitem(sys.modules, module)
+    real = builtins.__import__
+
+    def without(module, *args, **kwargs):
+        if module.partition(".")[0] == name:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(module, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtraError, match=rf"backend '{name}' needs {name}.*pip install 'conduit-rl\[{name}\]'"):
+        store(backend=name)
+
+
+@pytest.mark.parametrize("lanes", [0, -1])
+def test_an_actor_has_at_least_one_lane(lanes):
+    with store() as s, pytest.raises(SchemaError, match=rf"lanes={lanes}\): expected at least 1"):
+        s.actor(lanes=lanes)
+
+
+@pytest.mark.parametrize("lane", [-1, 2])
+def test_a_trajectory_goes_to_a_lane_of_its_actor(lane):
+    with store() as s, pytest.raises(SchemaError, match=rf"lane {lane}; this actor has lanes 0 to 1"):
+        s.actor(lanes=2).push_trajectory(step(0, 3), lane=lane)
+
+
+def test_a_step_has_a_row_for_every_lane():
+    with store() as s:
+        with pytest.raises(SchemaError, match="has 3 rows; expected 2"):
+            s.actor(lanes=2).push(step(0, 3))
+        assert s.actor(lanes=3).push(step(0, 3)) == 3
+
+
+def test_lanes_that_are_not_valid_write_nothing():
+    with store(batch_size=1) as s:
+        actor = s.actor(lanes=3)
+        assert actor.push(step(0, 3), valid=np.array([True, False, True])) == 2
+        assert actor.push(step(3, 3), valid=np.zeros(3, np.bool_)) == 0
+        assert actor.push(conduit.Step(step(6, 3), valid=np.array([False, True, False]))) == 1
+        assert len(s) == 3
+        assert {i for _ in range(30) for i in ids(s.sample(1))} == {0, 2, 7}
+
+
+def test_errors_are_the_builtins_that_code_outside_expects():
+    for error, builtin in {
+        conduit.errors.SchemaError: ValueError,
+        conduit.errors.CapacityError: MemoryError,
+        conduit.errors.WaitTimeout: TimeoutError,
+        conduit.errors.UnknownKeyError: LookupError,
+        conduit.errors.MissingExtraError: ImportError,
+        conduit.errors.ClosedError: RuntimeError,
+    }.items():
+        assert issubclass(error, builtin)
+        assert issubclass(error, conduit.errors.ConduitError)

@@ -1,0 +1,167 @@
+"""Batches reach any framework, without a copy where it is promised, and belong to whoever got them."""
+
+from __future__ import annotations
+
+import gc
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import conduit
+from conduit.backends import exchange
+from conduit.errors import HandOverError
+from conduit.testing import address
+from tests.store.rows import EVERYWHERE, assert_intact, each_backend, fill, host, ids, step, store
+
+each_target = pytest.mark.parametrize("to", ["numpy", "torch", "jax"])
+KINDS = {"numpy": np.ndarray, "torch": torch.Tensor, "jax": jax.Array}
+
+
+def leaves(batch: conduit.Batch) -> list:
+    return [batch.data["id"], batch.data["obs"]["image"], batch.data["obs"]["state"], batch.info.weight]
+
+
+@each_backend
+def test_batches_come_in_the_backends_own_framework_by_default(backend):
+    with store(backend=backend) as s:
+        fill(s.actor(), 8)
+        own = {"reference": "numpy"}.get(backend, backend)
+        for batch in (s.learner().pull(), s.sample(3)):
+            assert all(isinstance(leaf, KINDS[own]) for leaf in leaves(batch))
+
+
+@each_target
+@pytest.mark.parametrize(("backend", "placement"), EVERYWHERE)
+def test_every_backend_and_placement_hands_over_to_every_framework(backend, placement, to):
+    with store(backend=backend, placement=placement) as s:
+        fill(s.actor(), 24)
+        for batch in (s.learner(to=to).pull(), s.sample(4, to=to)):
+            assert all(isinstance(leaf, KINDS[to]) for leaf in leaves(batch))
+            assert isinstance(batch.info.keys, np.ndarray)
+            assert host(batch.info.weight).dtype == np.float32
+            assert ids(batch) == batch.info.keys.tolist()
+            assert_intact(batch)
+
+
+@each_target
+@pytest.mark.parametrize(("backend", "placement"), EVERYWHERE)
+def test_handing_over_copies_nothing(monkeypatch, backend, placement, to):
+    given = {}
+    original = exchange.accept
+
+    def accept(arrays, target):
+        given.update({path: address(array) for path, array in arrays.items()})
+        return original(arrays, target)
+
+    monkeypatch.setattr(exchange, "accept", accept)
+    with store(backend=backend, placement=placement, batch_size=8) as s:
+        fill(s.actor(), 24)
+        batch = s.learner(to=to).pull()
+    got = {"id": batch.data["id"], **{f"obs/{name}": leaf for name, leaf in batch.data["obs"].items()}}
+    assert got
+    for path, leaf in got.items():
+        assert address(leaf) == given[path], path
+        assert address(leaf) % 64 == 0, path
+
+
+@each_target
+@pytest.mark.parametrize(("backend", "placement"), EVERYWHERE)
+def test_kept_batches_stay_intact_after_a_hundred_further_pushes_and_close(backend, placement, to):
+    with store(backend=backend, placement=placement, capacity=16, batch_size=8) as s:
+        actor, learner = s.actor(lanes=2), s.learner(to=to)
+        fill(actor, 16)
+        kept = []
+        for number in range(16, 216, 2):
+            batch = learner.pull()
+            kept.append((ids(batch), batch))
+            actor.push(step(number, 2))
+    gc.collect()
+    for rows, batch in kept:
+        assert ids(batch) == rows == batch.info.keys.tolist()
+        assert_intact(batch)
+
+
+@pytest.mark.parametrize("to", ["numpy", "torch"])
+@pytest.mark.parametrize(("backend", "placement"), EVERYWHERE)
+def test_a_batch_may_be_changed_and_changes_nothing_stored(backend, placement, to):
+    with store(backend=backend, placement=placement, capacity=8, batch_size=8) as s:
+        fill(s.actor(), 8)
+        learner = s.learner(to=to)
+        first = learner.pull()
+        first.data["id"][...] = -1
+        first.data["obs"]["image"][...] = 0
+        second = learner.pull()
+        assert ids(second) == second.info.keys.tolist()
+        assert_intact(second)
+
+
+@each_backend
+def test_a_named_sharding_makes_one_global_array(backend):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("batch",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+    with store(backend=backend, batch_size=8) as s:
+        fill(s.actor(), 24)
+        plain = s.sample(8)
+        batch = s.learner(to="jax", sharding=sharding).pull()
+        for leaf in leaves(batch):
+            assert leaf.shape[0] == 8
+            assert leaf.sharding == sharding
+            assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [2] * 4
+            assert {shard.device for shard in leaf.addressable_shards} == set(jax.devices()[:4])
+        assert ids(batch) == batch.info.keys.tolist()
+        assert_intact(batch)
+        assert_intact(plain)
+
+
+@each_backend
+def test_a_device_of_jax_is_named_or_given(backend):
+    with store(backend=backend) as s:
+        fill(s.actor(), 8)
+        for device in ("cpu:3", jax.devices()[3]):
+            batch = s.sample(4, to="jax", device=device)
+            assert all(leaf.devices() == {jax.devices()[3]} for leaf in leaves(batch))
+            assert_intact(batch)
+
+
+MESH = jax.sharding.Mesh(np.array(jax.devices()[:3]), ("batch",))
+THIRDS = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("batch"))
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ({"to": "tensorflow"}, "'tensorflow'.*numpy, torch, jax"),
+        ({"to": "numpy", "device": "cuda"}, "NumPy arrays live on the host"),
+        ({"to": "torch", "device": "cuda:77"}, "cuda:77"),
+        ({"to": "torch", "sharding": THIRDS}, "sharding is JAX's"),
+        ({"to": "jax", "device": "cpu:99"}, "cpu:99"),
+        ({"to": "jax", "sharding": "rows"}, "'rows' is no jax.sharding.Sharding"),
+        ({"to": "jax", "sharding": THIRDS, "device": "cpu:0"}, "a device or to a sharding"),
+        ({"to": "jax", "sharding": THIRDS}, "'id'.*can't be split"),
+    ],
+)
+def test_a_target_that_can_not_be_met_is_refused_and_the_store_goes_on(target, message):
+    with store(batch_size=4) as s:
+        fill(s.actor(), 8)
+        with pytest.raises(HandOverError, match=message):
+            s.sample(4, **target)
+        assert len(s.sample(4)) == 4
+
+
+def test_a_learner_for_a_target_that_is_not_there_is_refused_when_it_is_made():
+    with store() as s:
+        fill(s.actor(), 8)
+        with pytest.raises(HandOverError, match="no framework 'tensorflow'"):
+            s.learner(to="tensorflow")
+        assert len(s.learner().pull()) == 4
+
+
+def test_jax_does_not_narrow_a_batch():
+    with store(backend="jax") as s:
+        s.actor(lanes=8).push({"id": np.arange(8), "x": np.arange(8.0)})
+        with pytest.raises(HandOverError, match=r"'(id|x)' is (int64|float64).*narrow.*(cast|x64).*to='numpy'"):
+            s.sample(4)
+        batch = s.sample(4, to="numpy")
+        assert (batch.data["id"].dtype, batch.data["x"].dtype) == (np.int64, np.float64)
