@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from measure import interleaved, save, summarise
@@ -16,6 +17,7 @@ from measure import interleaved, save, summarise
 import conduit
 
 SMALL_CAPACITY, LARGE_CAPACITY = 200_000, 8_000
+Calls = dict[str, Callable[[], object]]
 STORES = {
     "reference": ("reference", "auto"),
     "torch": ("torch", "auto"),
@@ -75,26 +77,25 @@ def measure(kind: str, rows_of: Callable[[int], dict[str, np.ndarray]], capacity
             pusher(fill)
     for size in (1, 64, 512):
         rows = rows_of(size)
-        calls = {"plain ring": lambda rows=rows: ring.push(rows)}
+        calls: Calls = {"plain ring": partial(ring.push, rows)}
         for name, store in stores.items():
-            calls[name] = lambda actor=store.actor(lanes=size), rows=rows: actor.push(rows)
+            calls[name] = partial(store.actor(lanes=size).push, rows)
         figures[f"push {size} × {kind}"] = summarise(interleaved(calls, rounds), "plain ring")
     for size in (256, 512):
-        calls = {"plain ring": lambda size=size: ring.sample(size)}
+        calls = {"plain ring": partial(ring.sample, size)}
         for name, store in stores.items():
-            calls[name] = lambda store=store, size=size: arrived(store.sample(size))
+            calls[name] = partial(drawn, store, size)
         figures[f"pull {size} × {kind}"] = summarise(interleaved(calls, rounds), "plain ring")
     for store in stores.values():
         store.close()
     return figures
 
 
-def arrived(batch: conduit.Batch) -> conduit.Batch:
-    """JAX gathers asynchronously: a batch counts when it is there."""
-    for leaf in batch.data.values():
-        if not isinstance(leaf, np.ndarray) and type(leaf).__module__.startswith("jax"):
+def drawn(store: conduit.Store, size: int) -> None:
+    """A batch counts when it is there: JAX gathers asynchronously."""
+    for leaf in store.sample(size).data.values():
+        if store.info()["backend"] == "jax":
             leaf.block_until_ready()
-    return batch
 
 
 def main() -> None:

@@ -88,8 +88,7 @@ class Store:
     ) -> None:
         self._backend = backends.load(backend)
         self._semantics = _semantics(mode, capacity, batch_size, rollout_unit, epochs, sampler, exact)
-        self._schedule = schedule or self._semantics.default_schedule
-        self._semantics.check(self._schedule)
+        self._schedule = self._semantics.resolve(schedule)
         self._delivery_hooks = check_chain(delivery, "delivery")
         self._timeout_s = timeout_s
         self._seed = seed
@@ -315,7 +314,7 @@ class Store:
             rows = semantics.rows_per_ingestion(schedule)
             return OnPolicyRollout(self._halt, inbox, semantics.rollout_unit, rows, chain.needs_edges), inbox
         inbox = Inbox(self._halt, self._order, hold_back=schedule.overlap_ing)
-        units = int(schedule.g_ing)
+        units = semantics.units_per_ingestion(schedule)
         limit = max(64, 4 * units) if inbox_units is None else inbox_units
         return OffPolicyRollout(self._halt, inbox, units, limit, when_full, chain.needs_edges), inbox
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import optree
 
 from conduit.errors import SchemaError
 
-Tree = Any
+Tree: TypeAlias = Any
 """A pytree: nested dicts, lists, tuples, namedtuples or registered nodes (optree) whose leaves are arrays."""
 
 ROOT = "(root)"

@@ -213,14 +213,14 @@ def _run_on_rows(hooks: Sequence[Hook], rows: Rows) -> Rows:
 def _run_one(hook: Hook, rows: Rows) -> Rows:
     data = run_hook(hook, rows.data)
     count = count_rows(data, hook)
-    if count == len(rows):
-        return replace(rows, data=data)
     if hook.rows == "same":
-        raise HookError(
-            f"{hook.stage} hook {hook.name!r} got {len(rows)} rows and wrote {count}; it declares rows='same'. "
-            "Declare rows='any' if it may drop or add rows"
-        )
-    # Which row is which is lost: what all rows had in common is kept.
+        if count != len(rows):
+            raise HookError(
+                f"{hook.stage} hook {hook.name!r} got {len(rows)} rows and wrote {count}; it declares rows='same'. "
+                "Declare rows='any' if it may drop or add rows"
+            )
+        return replace(rows, data=data)
+    # Which row is which is lost, even if there are as many: what all rows had in common is kept.
     return Rows(
         data=data,
         lane=np.full(count, -1, np.int64),

@@ -34,7 +34,8 @@ _BETWEEN: dict[tuple[Port, Port], Stage] = {
 
 @dataclass(slots=True)
 class OperatorSeconds:
-    """`busy_s`: the operator ran, on any thread. `exposed_s`: the callers of push (ingestion) or pull (delivery) waited."""
+    """`busy_s`: the operator ran, on any thread. `exposed_s`: the callers of push (ingestion) or pull (delivery) waited, or
+    were at the port's own work (checks and the copy of what is pushed), so it can exceed `busy_s` where little is to do."""
 
     busy_s: float = 0.0
     exposed_s: float = 0.0

@@ -69,7 +69,7 @@ class Sampling(Protocol):
 class DrawStream:
     """A random generator for each batch number, the same whenever it is asked for.
 
-    One Philox, whose counter is set to (number, stream): a thousandth of the cost of making a generator each time."""
+    One Philox, whose counter is set to (number, stream): a tenth of the cost of making a generator each time."""
 
     def __init__(self, seed: int) -> None:
         self._bits = np.random.Philox(np.random.SeedSequence(seed))

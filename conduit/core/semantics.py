@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 
 from conduit.core.sampling import Sampling, Shuffled
@@ -16,12 +16,12 @@ class Schedule:
 
     `overlap_ing`: ingestion runs on its own thread behind rollout; `overlap_del`: delivery prepares batches behind the update.
     `g_ing`, `g_del`: granularities. Off-policy, whole numbers of rollout units (pushes) and batches. On-policy, fractions k/M
-    of the iteration's rows and of a pass of M mini-batches."""
+    of the iteration's rows and of a pass of M mini-batches. None: a whole unit, and one batch."""
 
     overlap_ing: bool = False
-    g_ing: float = 1
+    g_ing: float | None = None
     overlap_del: bool = False
-    g_del: float = 1
+    g_del: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +70,25 @@ class OffPolicy:
                 f"expected a capacity of at least {self.batch_size} rows"
             )
 
-    @property
-    def default_schedule(self) -> Schedule:
-        return Schedule()
-
-    def check(self, schedule: Schedule) -> None:
-        for name, g in (("g_ing", schedule.g_ing), ("g_del", schedule.g_del)):
-            if g < 1 or g != int(g):
+    def resolve(self, schedule: Schedule | None) -> Schedule:
+        """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
+        schedule = schedule or Schedule()
+        g_ing, g_del = _filled(schedule.g_ing, 1), _filled(schedule.g_del, 1)
+        for name, g in (("g_ing", g_ing), ("g_del", g_del)):
+            if not (math.isfinite(g) and g >= 1 and g == int(g)):
                 raise ScheduleError(f"{name}={g}: off-policy granularities are whole numbers ≥ 1")
-        if self.exact and (schedule.overlap_del or schedule.g_del > 1):
+        if self.exact and (schedule.overlap_del or g_del > 1):
             raise ScheduleError(
                 "exact=True draws every batch at its pull, after the latest priorities: it allows overlap_del=0 and g_del=1 "
                 f"only; got {schedule}"
             )
+        return replace(schedule, g_ing=int(g_ing), g_del=int(g_del))
+
+    def units_per_ingestion(self, schedule: Schedule) -> int:
+        return int(_filled(schedule.g_ing, 1))
 
     def numbering(self, rank: int, world: int, schedule: Schedule) -> Numbering:
-        return Numbering(rank, world, int(schedule.g_del), None)
+        return Numbering(rank, world, int(_filled(schedule.g_del, 1)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +129,21 @@ class OnPolicy:
     def sampling(self) -> Sampling:
         return Shuffled(self.rollout_unit, self.batch_size, self.epochs)
 
-    @property
-    def default_schedule(self) -> Schedule:
-        return Schedule(g_del=1 / self.minibatches)
-
-    def check(self, schedule: Schedule) -> None:
-        for name, g in (("g_ing", schedule.g_ing), ("g_del", schedule.g_del)):
+    def resolve(self, schedule: Schedule | None) -> Schedule:
+        """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
+        schedule = schedule or Schedule()
+        g_ing, g_del = _filled(schedule.g_ing, 1), _filled(schedule.g_del, 1 / self.minibatches)
+        for name, g in (("g_ing", g_ing), ("g_del", g_del)):
             k = g * self.minibatches
             if not 0 < g <= 1 or not math.isclose(k, round(k), abs_tol=1e-6):
                 raise ScheduleError(
                     f"{name}={g}: on-policy granularities are k/M with M = {self.minibatches} mini-batches: "
                     f"1/{self.minibatches}, …, 1"
                 )
+        return replace(schedule, g_ing=g_ing, g_del=g_del)
 
     def rows_per_ingestion(self, schedule: Schedule) -> int:
-        return round(schedule.g_ing * self.minibatches) * self.batch_size
+        return round(_filled(schedule.g_ing, 1) * self.minibatches) * self.batch_size
 
     def numbering(self, rank: int, world: int, schedule: Schedule) -> Numbering:
         """Every row goes to exactly one learner a pass, and all learners get equally many batches."""
@@ -149,10 +152,17 @@ class OnPolicy:
                 f"an iteration has {self.batches} batches ({self.epochs} passes of {self.minibatches}), which {world} learners "
                 "can't share equally; expected a world that divides them"
             )
-        return Numbering(rank, world, round(schedule.g_del * self.minibatches), self.batches // world)
+        return Numbering(rank, world, self._batches_per_delivery(schedule), self.batches // world)
+
+    def _batches_per_delivery(self, schedule: Schedule) -> int:
+        return round(_filled(schedule.g_del, 1 / self.minibatches) * self.minibatches)
 
 
 Semantics = OffPolicy | OnPolicy
+
+
+def _filled(g: float | None, default: float) -> float:
+    return default if g is None else g
 
 
 def _whole(name: str, got: object) -> None:

@@ -34,8 +34,8 @@ CLIP = 0.2
 ENTROPY = 0.01
 
 # On-policy granularities are fractions k/M of an iteration's M mini-batches.
-IN_LINE = conduit.Schedule(g_del=1 / MINI_BATCHES)
-OVERLAPPED = conduit.Schedule(overlap_ing=True, g_ing=1 / MINI_BATCHES, overlap_del=True, g_del=1 / MINI_BATCHES)
+IN_LINE = conduit.Schedule()
+OVERLAPPED = conduit.Schedule(overlap_ing=True, g_ing=1 / MINI_BATCHES, overlap_del=True)
 COMPARED_STEPS = 20 * ROLLOUT
 
 Params = Any

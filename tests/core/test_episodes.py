@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,7 +49,7 @@ def expected_fragments(steps) -> tuple[list[tuple], dict[int, list[int]]]:
 def test_fragments_come_out_whole_however_the_rows_are_split_into_pushes(steps, cuts):
     bounds = sorted({0, len(steps), *(cut for cut in cuts if cut < len(steps))})
     lanes, got = Lanes(), []
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in itertools.pairwise(bounds):
         got += lanes.add(rows_of(steps[start:stop], start))
     ended, open_ids = expected_fragments(steps)
     assert [described(fragment) for fragment in got] == ended

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -133,7 +135,7 @@ def test_fractions_of_an_iteration_give_what_the_whole_gives(steps, cuts, scopes
     bounds = sorted({0, len(steps), *(cut for cut in cuts if cut < len(steps))})
     pushes = [
         rows([lane for lane, _ in steps[a:b]], [end for _, end in steps[a:b]], first=a, priority=range(a, b))
-        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+        for a, b in itertools.pairwise(bounds)
     ]
     whole = stored(IngestionChain(hooks, True), Group(pushes, closes=True))
     chain = IngestionChain(hooks, True)
@@ -163,20 +165,29 @@ def test_a_hook_with_any_rows_may_drop_and_add_some(per, count):
     assert len(out.lane) == len(out.end) == count
 
 
-@pytest.mark.parametrize("keep", [0, 1, 2])
-def test_a_trajectory_hook_with_any_rows_may_drop_fragments_and_all_of_them(keep):
+LEFT = Cut(range(2))
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(0, []), (1, [1, 3, 0, 2, 4, 6]), (2, [1, 3, 0, 2, 4, 6, 5, 7])])
+def test_a_trajectory_hook_with_any_rows_may_drop_fragments_and_all_of_them(keep, kept):
     some = spy([], "trajectory", change=lambda fragments: fragments[:keep], rows="any")
-    out = IngestionChain([some], True).process(Group(unit(), closes=True))
-    assert [i for each in out for i in ids(each.data)] == [1, 3, 0, 2, 4][: (0, 2, 5)[keep]]
+    out = IngestionChain([some], False).process(Group([*unit(), LEFT]))
+    assert [i for each in out for i in ids(each.data)] == kept
 
 
 def test_a_trajectory_hook_with_any_rows_may_shorten_fragments():
     def last(fragments):
         return [f.with_rows({k: v[-1:] for k, v in f.rows.items()}) for f in fragments]
 
-    out = stored(IngestionChain([spy([], "trajectory", last, "any")], True), Group(unit(), closes=True))
+    out = stored(IngestionChain([spy([], "trajectory", last, "any")], False), Group([*unit(), LEFT]))
     assert ids(out.data) == [3, 4, 6, 7]
-    assert out.end.tolist() == [TERM, TRUNC, O, O]
+    assert out.end.tolist() == [TERM, TRUNC, CUT, CUT]
+
+
+@pytest.mark.parametrize("per", ["row", "trajectory", "unit"])
+def test_an_on_policy_iteration_keeps_its_rows(per):
+    with pytest.raises(HookError, match=r"'filter' declares rows='any': an on-policy iteration delivers exactly"):
+        IngestionChain([spy([], per, rows="any", name="filter")], True)
 
 
 @pytest.mark.parametrize(
@@ -205,5 +216,5 @@ def test_a_trajectory_hook_writes_fragments(written):
 def test_trajectories_can_not_be_looked_at_after_rows_were_dropped(per):
     chain = [spy([], per, rows="any", name="filter"), spy([], "trajectory", name="returns")]
     with pytest.raises(HookError, match=r"'returns' looks at trajectories, but 'filter' before it"):
-        IngestionChain(chain, True)
-    IngestionChain(chain[::-1], True)
+        IngestionChain(chain, False)
+    IngestionChain(chain[::-1], False)

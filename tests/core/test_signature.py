@@ -227,11 +227,11 @@ def test_a_first_push_that_is_refused_for_its_final_fixes_nothing():
 @pytest.mark.parametrize(
     ("priority", "message"),
     [
-        (np.array([1.0, np.nan, 2.0]), "push: row 1 has priority nan; expected a finite number ≥ 0"),
+        (np.array([1.0, np.nan, 2.0]), ": row 1 has priority nan; expected a finite number ≥ 0"),
         (np.array([1.0, 2.0, np.inf]), "row 2 has priority inf"),
         (np.array([-1.0, 2.0, 2.0]), "row 0 has priority -1.0"),
-        (np.array([1.0, 2.0]), "priority has shape (2,); expected (3,), one a row"),
-        (np.ones((3, 1)), "priority has shape (3, 1)"),
+        (np.array([1.0, 2.0]), ": priority is float64[2]; expected numbers of shape (3,), one a row"),
+        (np.ones((3, 1)), ": priority is float64[3, 1]; expected"),
     ],
 )
 def test_a_priority_that_is_none_is_refused_by_row(priority, message):

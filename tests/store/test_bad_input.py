@@ -61,7 +61,9 @@ def test_rows_that_do_not_fit_are_refused_by_leaf_and_the_store_goes_on(backend,
 def test_a_final_for_a_lane_that_did_not_end_is_refused_with_those_that_did():
     with store() as s:
         actor = s.actor(lanes=2)
-        with pytest.raises(SchemaError, match=r"final\['id'\] has 1 rows; expected 0 \(lanes that ended in this step: \[\]\)"):
+        with pytest.raises(
+            SchemaError, match=r"final\['id'\] has 1 rows; expected 0 \(lanes that ended in this step: \[\]\)"
+        ):
             actor.push(ends(0, 2), final={"id": np.zeros(1, np.int32)})
         with pytest.raises(SchemaError, match=r"has 2 rows; expected 1 .*: \[1\]"):
             actor.push(ends(0, 2, truncated=[1]), final={"id": np.zeros(2, np.int32)})
@@ -89,9 +91,11 @@ def test_negative_strides_and_other_layouts_are_stored_as_they_read(backend):
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float64, np.uint64])
 def test_jax_devices_refuse_what_they_would_narrow(dtype):
-    with store(backend="jax", placement="device:0") as s:
-        with pytest.raises(SchemaError, match=rf"'id' is {np.dtype(dtype)}.*narrows.*cast it.*x64.*host"):
-            s.actor().push({"id": np.zeros(1, dtype)})
+    with (
+        store(backend="jax", placement="device:0") as s,
+        pytest.raises(SchemaError, match=rf"'id' is {np.dtype(dtype)}.*narrows.*cast it.*x64.*host"),
+    ):
+        s.actor().push({"id": np.zeros(1, dtype)})
 
 
 @pytest.mark.parametrize(

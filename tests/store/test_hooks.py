@@ -109,7 +109,9 @@ def test_off_policy_trajectory_hooks_see_whole_episodes_and_store_them_as_they_e
         seen = {}
         for _ in range(40):
             batch = learner.pull()
-            seen |= dict(zip(ids(batch), zip(batch.data["at"].tolist(), batch.data["of"].tolist(), strict=True), strict=True))
+            seen |= dict(
+                zip(ids(batch), zip(batch.data["at"].tolist(), batch.data["of"].tolist(), strict=True), strict=True)
+            )
     assert seen == {
         1: (0, 2), 3: (1, 2), 0: (0, 3), 2: (1, 3), 4: (2, 3), 6: (0, 1), 5: (0, 2), 7: (1, 2)
     }  # fmt: skip
@@ -124,7 +126,11 @@ def test_a_unit_is_a_push_off_policy_and_the_iteration_on_policy(on_policy):
         seen.append(source.read()["id"].tolist())
         sink.write(source.read())
 
-    settings = {"rollout_unit": 8, "schedule": Schedule(g_ing=0.5, g_del=0.5)} if on_policy else {"schedule": Schedule(g_ing=2)}
+    settings = (
+        {"rollout_unit": 8, "schedule": Schedule(g_ing=0.5, g_del=0.5)}
+        if on_policy
+        else {"schedule": Schedule(g_ing=2)}
+    )
     with store(ingestion=[note], **settings) as s:
         fill(s.actor(lanes=2), 8)
         assert len(s) == 8

@@ -50,9 +50,11 @@ def test_what_hooks_add_counts_towards_the_budget():
     def wide(source, sink):
         sink.write(source.read() | {"wide": np.zeros((len(source.read()["id"]), 1000))})
 
-    with store(capacity=10, budgets={"pageable": "10KiB"}, ingestion=[wide]) as s:
-        with pytest.raises(CapacityError, match="10 rows of 8,014 bytes"):
-            s.actor().push(step(0))
+    with (
+        store(capacity=10, budgets={"pageable": "10KiB"}, ingestion=[wide]) as s,
+        pytest.raises(CapacityError, match="10 rows of 8,014 bytes"),
+    ):
+        s.actor().push(step(0))
 
 
 # Full inboxes
@@ -151,7 +153,9 @@ def test_rows_less_than_a_group_are_made_visible_for_whoever_waits():
 def test_a_pull_without_rows_says_what_is_missing(schedule):
     with store(schedule=schedule, timeout_s=0.03) as s:
         learner = s.learner()
-        with pytest.raises(WaitTimeout, match=r"pull of batch 0 \(learner 0 of 1\).*0 rows are visible and a batch needs 4: push 4"):
+        with pytest.raises(
+            WaitTimeout, match=r"pull of batch 0 \(learner 0 of 1\).*0 rows are visible and a batch needs 4: push 4"
+        ):
             learner.pull()
         with pytest.raises(TimeoutError, match=r"0 rows are visible and a batch needs 5"):
             s.sample(5)
@@ -245,8 +249,9 @@ def test_close_wakes_whoever_waits(schedule):
 
 
 def test_leaving_the_with_block_by_an_exception_closes_the_store():
-    with no_thread_left(), pytest.raises(KeyError), store(schedule=SCHEDULES[1]) as s:
-        actor = s.actor()
+    s = store(schedule=SCHEDULES[1])
+    actor = s.actor()
+    with no_thread_left(), pytest.raises(KeyError), s:
         raise KeyError
     with pytest.raises(ClosedError):
         actor.push(step(0))

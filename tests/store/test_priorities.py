@@ -22,7 +22,9 @@ def prioritized(**settings):
 def drawn(s: conduit.Store, samples: int = 40) -> tuple[np.ndarray, ...]:
     """Keys, priorities, probabilities and weights of many draws of the eight rows."""
     infos = [s.sample(8).info for _ in range(samples)]
-    return tuple(np.concatenate([getattr(i, name) for i in infos]) for name in ("keys", "priority", "probability", "weight"))
+    return tuple(
+        np.concatenate([getattr(i, name) for i in infos]) for name in ("keys", "priority", "probability", "weight")
+    )
 
 
 def priorities(s: conduit.Store, samples: int = 40) -> dict[int, float]:
