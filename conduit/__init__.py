@@ -1,5 +1,6 @@
 """Conduit: an experience data plane for distributed reinforcement learning."""
 
+from conduit import errors
 from conduit.core.batch import Batch, SampleInfo
 from conduit.core.episodes import End, Fragment, Step
 from conduit.core.experience import Field, Schema
@@ -31,6 +32,7 @@ __all__ = [
     "Store",
     "Tier",
     "Uniform",
+    "errors",
     "register_delivery",
     "register_ingestion",
 ]

@@ -177,6 +177,8 @@ class Learner:
             path.halt.check()
             began_s = path.halt.clock.now()
             deadline_s = began_s + (path.timeout_s if timeout_s is None else timeout_s)
+            # Before this pull takes its place in the order: what a push left behind is ingested first.
+            path.ingestion.catch_up(deadline_s)
             while True:
                 index = self._index
                 request = self._request(index)

@@ -94,7 +94,7 @@ class Store:
         self._seed = seed
         self._clock = clock or RealClock()
         self._halt = Halt(self._clock)
-        self._ledger = Ledger(self._clock)
+        self._ledger = Ledger(self._clock, self._halt.waited_s)
         self._order = Order(self._halt)
         self._placement = Placement.of(placement, self._backend.endpoints())
         self._buffer = ExperienceBuffer(

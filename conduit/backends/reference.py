@@ -6,8 +6,8 @@ checked against it.
 
 from __future__ import annotations
 
-import threading
 import math
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 
 from conduit.clock import Clock, Condition
 from conduit.errors import WaitTimeout
+
+
+class _Thread(threading.local):
+    waited_s = 0.0
 
 
 class Halt:
@@ -19,10 +24,15 @@ class Halt:
         self.clock = clock
         self._reason: BaseException | None = None
         self._conditions: list[Condition] = []
+        self._thread = _Thread()
 
     @property
     def reason(self) -> BaseException | None:
         return self._reason
+
+    def waited_s(self) -> float:
+        """How long the calling thread has been in waits so far."""
+        return self._thread.waited_s
 
     def condition(self, name: str) -> Condition:
         condition = self.clock.condition(name)
@@ -48,7 +58,9 @@ class Halt:
         """Waits, holding `condition`, until `until()`. Raises the reason to halt, or WaitTimeout with `why()` at the deadline."""
         done = until()
         if not done and self._reason is None:
+            began_s = self.clock.now()
             done = condition.wait_for(lambda: self._reason is not None or until(), deadline_s)
+            self._thread.waited_s += self.clock.now() - began_s
         self.check()
         if not done:
             raise WaitTimeout(why())

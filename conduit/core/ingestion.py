@@ -28,7 +28,7 @@ from conduit.core.order import Order
 from conduit.core.rollout import Rollout
 from conduit.core.sampling import Sampler
 from conduit.core.staging import Cut, Group, Inbox
-from conduit.errors import HookError
+from conduit.errors import HookError, WaitTimeout
 
 
 class IngestionChain:
@@ -139,8 +139,16 @@ class Ingestion:
             self._halt.now_because(error)
 
     def catch_up(self, deadline_s: float) -> None:
-        """In line: ingests the sealed groups."""
+        """In line: ingests the sealed groups. WaitTimeout when one's turn doesn't come in time; it stays for the next call."""
         while not self.overlap and (group := self._inbox.take()):
+            assert group.turn is not None
+            try:
+                self._order.settle(group.turn, deadline_s)
+            except WaitTimeout as late:
+                self._inbox.put_back(group)
+                raise WaitTimeout(
+                    f"{late}; what was pushed is taken, and will be ingested next: don't push it again"
+                ) from None
             self._step_or_halt(group, deadline_s)
 
     @contextmanager

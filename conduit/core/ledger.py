@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -34,8 +34,8 @@ _BETWEEN: dict[tuple[Port, Port], Stage] = {
 
 @dataclass(slots=True)
 class OperatorSeconds:
-    """`busy_s`: the operator ran, on any thread. `exposed_s`: the callers of push (ingestion) or pull (delivery) waited, or
-    were at the port's own work (checks and the copy of what is pushed), so it can exceed `busy_s` where little is to do."""
+    """`busy_s`: the operator was at work, on any thread, or push and pull themselves were (checks, the copy of what is
+    pushed). `exposed_s`: the callers of push (ingestion) or pull (delivery) waited for any of it."""
 
     busy_s: float = 0.0
     exposed_s: float = 0.0
@@ -76,15 +76,18 @@ class Seconds:
             case "delivery":
                 self.delivery.busy_s += seconds
 
-    def expose(self, port: Port, seconds: float) -> None:
-        """Adds the seconds a caller spent in a port; priorities and advance count for delivery."""
-        (self.ingestion if port == "push" else self.delivery).exposed_s += seconds
+    def expose(self, port: Port, own_s: float, exposed_s: float) -> None:
+        """Adds a call of a port: its own work, and what it exposed in all. Priorities and advance count for delivery."""
+        operator = self.ingestion if port == "push" else self.delivery
+        operator.busy_s += own_s
+        operator.exposed_s += exposed_s
 
 
 class _Thread(threading.local):
     """What is remembered of each thread that calls the store."""
 
     in_port_s = 0.0
+    operating_s = 0.0
     marked: Stage | None = None
     last: tuple[Port, float] | None = None
 
@@ -95,8 +98,10 @@ class Ledger:
     inferred from what a thread called before and after (between a pull and the next push is update, so a loop that acts
     after updating without `update_priorities` in between should mark its stages)."""
 
-    def __init__(self, clock: Clock, keep: int = 4096) -> None:
+    def __init__(self, clock: Clock, waited_s: Callable[[], float], keep: int = 4096) -> None:
+        """`waited_s`: how long the calling thread has been in the store's waits; `keep`: how many iterations to remember."""
         self._clock = clock
+        self._waited_s = waited_s
         self._lock = threading.Lock()
         self._thread = _Thread()
         self._began_s = self._iteration_began_s = clock.now()
@@ -149,7 +154,9 @@ class Ledger:
         try:
             yield
         finally:
-            self._count(stage, self._clock.now() - began_s)
+            took_s = self._clock.now() - began_s
+            self._thread.operating_s += took_s
+            self._count(stage, took_s)
 
     @contextmanager
     def port(self, port: Port) -> Iterator[Wait]:
@@ -157,7 +164,7 @@ class Ledger:
         thread, began_s = self._thread, self._clock.now()
         if thread.marked is None and thread.last is not None:
             self._infer(thread.last, port, began_s)
-        wait = Wait()
+        wait, waited_s, operating_s = Wait(), self._waited_s(), thread.operating_s
         try:
             yield wait
         finally:
@@ -165,9 +172,11 @@ class Ledger:
             thread.last = (port, ended_s)
             thread.in_port_s += ended_s - began_s
             exposed_s = max(0.0, ended_s - began_s - wait.starved_s - wait.blocked_s)
+            idle_s = self._waited_s() - waited_s
+            own_s = max(0.0, ended_s - began_s - idle_s - (thread.operating_s - operating_s))
             with self._lock:
                 for seconds in self._accounts():
-                    seconds.expose(port, exposed_s)
+                    seconds.expose(port, own_s, exposed_s)
                     seconds.starved_s += wait.starved_s
                     seconds.blocked_s += wait.blocked_s
 

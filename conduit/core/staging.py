@@ -32,6 +32,8 @@ class Group:
     bootstrap: Mapping[int, Mapping[str, Tree]] = field(default_factory=dict)
     """For a closing group: lane → what the actor knows of the observation after its last row."""
     turn: Turn | None = None
+    number: int = 0
+    """Its place among all groups of the inbox."""
 
 
 class Inbox:
@@ -47,12 +49,14 @@ class Inbox:
         self.changed = halt.condition("inbox")
         self._groups: deque[Group] = deque()
         self._last: Group | None = None
+        self._sealed = 0
         self.starving = 0
         """How many learners wait for rows that are not there: while any does, nothing is held back or gathered into groups."""
 
     def seal(self, group: Group) -> None:
         """Queues a group. The caller holds `changed`."""
         self.release_last()
+        group.number = self._sealed = self._sealed + 1
         self._groups.append(group)
         self._last = group
         if not self._hold_back or self.starving:
@@ -70,6 +74,11 @@ class Inbox:
         """The oldest group; None when there is none."""
         with self.changed:
             return self._pop()
+
+    def put_back(self, group: Group) -> None:
+        """A group that was taken and could not be ingested yet."""
+        with self.changed:
+            self._groups = deque(sorted([group, *self._groups], key=lambda each: each.number))
 
     def wait_take(self) -> Group | None:
         """The oldest group, once there is one. Raises the reason to halt."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from conduit.core.episodes import End, Rows
 
-O, TERM, TRUNC, CUT = End.OPEN, End.TERMINATED, End.TRUNCATED, End.CUT
+OPEN, TERM, TRUNC, CUT = End.OPEN, End.TERMINATED, End.TRUNCATED, End.CUT
 
 
 def rows(
@@ -20,7 +20,7 @@ def rows(
 ) -> Rows:
     """Rows with ids from `first` on; a truncated row has its id's negative as its final unless `finals` says otherwise."""
     count = len(lanes)
-    end = np.array([O] * count if ends is None else ends, np.uint8)
+    end = np.array([OPEN] * count if ends is None else ends, np.uint8)
     ids = np.arange(first, first + count)
     if finals is None:
         finals = {i: {"obs": np.float32(-ids[i])} for i in range(count) if end[i] == TRUNC}

@@ -14,7 +14,7 @@ from conduit.core.episodes import End, Rows, concatenate
 from conduit.core.ingestion import IngestionChain
 from conduit.core.staging import Cut, Group
 from conduit.errors import HookError
-from tests.core.rows import CUT, TERM, TRUNC, O, ids, rows
+from tests.core.rows import CUT, OPEN, TERM, TRUNC, ids, rows
 
 
 def spy(seen: list, per: str = "row", change=lambda data: data, rows: str = "same", name: str = "spy"):
@@ -43,7 +43,7 @@ def stored(chain: IngestionChain, *groups: Group) -> Rows:
 
 
 LANES = [0, 1, 0, 1, 0, 1, 0, 1]
-ENDS = [O, O, O, TERM, TRUNC, O, O, O]
+ENDS = [OPEN, OPEN, OPEN, TERM, TRUNC, OPEN, OPEN, OPEN]
 
 
 def unit() -> list[Rows]:
@@ -51,7 +51,7 @@ def unit() -> list[Rows]:
     return [rows(LANES[i : i + 2], ENDS[i : i + 2], first=i, priority=[i, i + 1]) for i in range(0, 8, 2)]
 
 
-WHOLE = [(1, [1, 3], TERM), (0, [0, 2, 4], TRUNC), (0, [6], O), (1, [5, 7], O)]
+WHOLE = [(1, [1, 3], TERM), (0, [0, 2, 4], TRUNC), (0, [6], OPEN), (1, [5, 7], OPEN)]
 
 
 def test_without_hooks_rows_pass_in_order_with_all_that_is_known_of_them():
@@ -98,7 +98,7 @@ def test_a_bootstrap_reaches_open_fragments_as_their_final():
     chain = IngestionChain([hook], on_policy=True)
     chain.process(Group(unit(), closes=True, bootstrap={0: {"obs": np.float32(50)}}))
     known = {(lane, end): None if final is None else float(final["obs"]) for lane, end, final in finals}
-    assert known == {(1, TERM): None, (0, TRUNC): -4.0, (0, O): 50.0, (1, O): None}
+    assert known == {(1, TERM): None, (0, TRUNC): -4.0, (0, OPEN): 50.0, (1, OPEN): None}
 
 
 def test_iterations_do_not_leak_into_each_other():
@@ -124,7 +124,7 @@ def test_on_policy_cuts_end_their_lanes_when_the_iteration_closes():
     chain = IngestionChain([spy(seen, "trajectory")], on_policy=True)
     chain.process(Group([*unit()[:2], Cut(range(1))]))
     chain.process(Group([rows([1, 1], first=4)], closes=True))
-    assert seen == [[(1, [1, 3], TERM), (0, [0, 2], CUT), (1, [4, 5], O)]]
+    assert seen == [[(1, [1, 3], TERM), (0, [0, 2], CUT), (1, [4, 5], OPEN)]]
 
 
 @settings(max_examples=80, deadline=None)

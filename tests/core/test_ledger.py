@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -12,12 +13,21 @@ from conduit.core.ledger import Ledger
 Scene = Callable[[VirtualClock, Ledger], object]
 
 
+class Waits(threading.local):
+    """How long each thread has been in the store's waits."""
+
+    seconds = 0.0
+
+
+waits = Waits()
+
+
 def played(scene: Scene) -> Ledger:
     clock = VirtualClock(0)
     ledgers = []
 
     def main() -> None:
-        ledgers.append(Ledger(clock))
+        ledgers.append(Ledger(clock, lambda: waits.seconds))
         scene(clock, ledgers[0])
 
     clock.run(main)
@@ -25,8 +35,10 @@ def played(scene: Scene) -> Ledger:
 
 
 def call(clock, ledger, port: str, seconds: float, starved_s: float = 0.0, blocked_s: float = 0.0) -> None:
+    """A call that waits for so long."""
     with ledger.port(port) as wait:
         clock.sleep(seconds)
+        waits.seconds += seconds
         wait.starved_s, wait.blocked_s = starved_s, blocked_s
 
 
@@ -78,6 +90,22 @@ def test_an_operator_in_a_port_is_exposed_and_one_behind_it_is_hidden():
     assert (ingestion.busy_s, ingestion.exposed_s, ingestion.hidden_s) == pytest.approx((1.0, 1.0, 0.0))
     assert (delivery.busy_s, delivery.exposed_s, delivery.hidden_s) == pytest.approx((3.0, 0.5, 2.5))
     assert ledger.by_thread["operator"].delivery.busy_s == pytest.approx(3.0)
+
+
+def test_a_ports_own_work_is_busy_and_exposed_and_its_waits_are_only_exposed():
+    def scene(clock, ledger):
+        with ledger.port("push"):
+            clock.sleep(0.25)
+            with ledger.operator("ingestion"):
+                clock.sleep(1.0)
+        with ledger.port("pull"):
+            clock.sleep(0.5)
+            waits.seconds += 0.5
+            clock.sleep(0.125)
+
+    ingestion, delivery = (getattr(played(scene).total, name) for name in ("ingestion", "delivery"))
+    assert (ingestion.busy_s, ingestion.exposed_s) == pytest.approx((1.25, 1.25))
+    assert (delivery.busy_s, delivery.exposed_s) == pytest.approx((0.125, 0.625))
 
 
 def test_what_a_port_waited_for_others_is_not_exposed():
@@ -139,16 +167,20 @@ def test_iterations_sum_to_the_total_and_each_has_its_wall_time():
 
 
 def test_old_iterations_are_forgotten_but_counted():
-    ledger = Ledger(VirtualClock(0), keep=2)
+    ledger = Ledger(VirtualClock(0), lambda: 0.0, keep=2)
     for _ in range(5):
         ledger.end_iteration()
     assert (len(ledger.iterations), ledger.iteration_count) == (2, 5)
 
 
 def test_time_spent_in_a_port_that_raises_is_counted():
-    def scene(clock, ledger):
-        with pytest.raises(KeyError), ledger.port("pull"):
+    def fail(clock, ledger):
+        with ledger.port("pull"):
             clock.sleep(2.0)
             raise KeyError
+
+    def scene(clock, ledger):
+        with pytest.raises(KeyError):
+            fail(clock, ledger)
 
     assert played(scene).total.delivery.exposed_s == pytest.approx(2.0)

@@ -39,31 +39,38 @@ def test_a_remainder_is_an_error_that_names_sizes_that_divide():
 @pytest.mark.parametrize(
     ("schedule", "named"),
     [(Schedule(g_ing=0), "g_ing=0"), (Schedule(g_ing=1.5), "g_ing=1.5"), (Schedule(g_del=-1), "g_del=-1"),
-     (Schedule(g_del=0.5), "g_del=0.5")],
+     (Schedule(g_del=0.5), "g_del=0.5"), (Schedule(g_ing=float("inf")), "g_ing=inf"), (Schedule(g_del=float("nan")), "g_del=nan")],
 )  # fmt: skip
 def test_off_policy_granularities_are_whole_numbers(schedule, named):
     with pytest.raises(ScheduleError, match=rf"{named}: .*whole numbers"):
-        OffPolicy(8, 2, Uniform()).check(schedule)
+        OffPolicy(8, 2, Uniform()).resolve(schedule)
+
+
+def test_off_policy_granularities_are_one_unit_and_one_batch_unless_given():
+    semantics = OffPolicy(8, 2, Uniform())
+    assert semantics.resolve(None) == semantics.resolve(Schedule()) == Schedule(g_ing=1, g_del=1)
+    assert semantics.resolve(Schedule(True, 3, True, 2)) == Schedule(True, 3, True, 2)
 
 
 @pytest.mark.parametrize("schedule", [Schedule(overlap_del=True), Schedule(g_del=2)])
 def test_exact_draws_allow_no_prefetch(schedule):
-    OffPolicy(8, 2, Uniform()).check(schedule)
-    OffPolicy(8, 2, Uniform(), exact=True).check(Schedule(overlap_ing=True, g_ing=4))
+    OffPolicy(8, 2, Uniform()).resolve(schedule)
+    OffPolicy(8, 2, Uniform(), exact=True).resolve(Schedule(overlap_ing=True, g_ing=4))
     with pytest.raises(ScheduleError, match="exact=True"):
-        OffPolicy(8, 2, Uniform(), exact=True).check(schedule)
+        OffPolicy(8, 2, Uniform(), exact=True).resolve(schedule)
 
 
 def test_on_policy_granularities_are_exactly_the_fractions_of_m():
     semantics = OnPolicy(12, 4)
     for k in (1, 2, 3):
-        semantics.check(Schedule(g_ing=k / 3, g_del=k / 3))
+        semantics.resolve(Schedule(g_ing=k / 3, g_del=k / 3))
         assert semantics.rows_per_ingestion(Schedule(g_ing=k / 3)) == 4 * k
+    assert semantics.resolve(None) == semantics.resolve(Schedule()) == Schedule(g_ing=1, g_del=1 / 3)
     for wrong in (0, -1 / 3, 0.5, 4 / 3, 2, 1 / 6):
         with pytest.raises(ScheduleError, match=r"k/M with M = 3"):
-            semantics.check(Schedule(g_ing=wrong))
+            semantics.resolve(Schedule(g_ing=wrong))
         with pytest.raises(ScheduleError, match=r"g_del"):
-            semantics.check(Schedule(g_del=wrong))
+            semantics.resolve(Schedule(g_del=wrong))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])

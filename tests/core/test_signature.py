@@ -11,7 +11,7 @@ from conduit.backends.exchange import to_numpy
 from conduit.core.episodes import End, Rows
 from conduit.core.signature import Signature
 from conduit.errors import PriorityError, SchemaError
-from tests.core.rows import CUT, TERM, TRUNC, O
+from tests.core.rows import CUT, OPEN, TERM, TRUNC
 
 LANES = range(4, 7)
 
@@ -48,28 +48,28 @@ def known_finals(rows: Rows) -> dict[int, float]:
 def test_lanes_end_as_their_leaves_say_and_finals_go_to_those_that_ended():
     rows = pushed(tree(term=[0], trunc=[2]), final(10, 12))
     assert rows.lane.tolist() == [4, 5, 6]
-    assert rows.end.tolist() == [TERM, O, TRUNC]
+    assert rows.end.tolist() == [TERM, OPEN, TRUNC]
     assert known_finals(rows) == {0: 10.0, 2: 12.0}
 
 
 def test_terminated_goes_before_truncated():
-    assert pushed(tree(term=[1], trunc=[1]), final(1)).end.tolist() == [O, TERM, O]
+    assert pushed(tree(term=[1], trunc=[1]), final(1)).end.tolist() == [OPEN, TERM, OPEN]
 
 
 def test_truncated_without_a_final_is_cut_and_terminated_is_not():
-    assert pushed(tree(term=[0], trunc=[2])).end.tolist() == [TERM, O, CUT]
-    assert whole(tree(trunc=[2])).end.tolist() == [O, O, CUT]
+    assert pushed(tree(term=[0], trunc=[2])).end.tolist() == [TERM, OPEN, CUT]
+    assert whole(tree(trunc=[2])).end.tolist() == [OPEN, OPEN, CUT]
 
 
 def test_a_final_without_leaves_is_no_final():
-    assert pushed(tree(trunc=[2]), {}).end.tolist() == [O, O, CUT]
+    assert pushed(tree(trunc=[2]), {}).end.tolist() == [OPEN, OPEN, CUT]
 
 
 def test_lanes_that_are_not_valid_leave_no_row_no_end_and_no_final():
     valid = np.array([False, True, True])
     rows = pushed(tree(term=[0], trunc=[2]), final(12), valid, priority=np.array([9.0, 5.0, 6.0]))
     assert rows.lane.tolist() == [5, 6]
-    assert rows.end.tolist() == [O, TRUNC]
+    assert rows.end.tolist() == [OPEN, TRUNC]
     assert rows.data["obs"].tolist() == [[2, 3], [4, 5]]
     assert rows.priority.tolist() == [5.0, 6.0]
     assert known_finals(rows) == {1: 12.0}
@@ -77,7 +77,7 @@ def test_lanes_that_are_not_valid_leave_no_row_no_end_and_no_final():
 
 
 def test_without_end_leaves_lanes_stay_open():
-    assert pushed({"obs": np.zeros((3, 2), np.float32)}).end.tolist() == [O, O, O]
+    assert pushed({"obs": np.zeros((3, 2), np.float32)}).end.tolist() == [OPEN, OPEN, OPEN]
 
 
 def test_everything_kept_is_a_copy():
@@ -185,12 +185,12 @@ def test_a_trajectory_that_does_not_fit_is_refused(rows, extra, message):
 @pytest.mark.parametrize(
     ("rows", "end", "last", "got"),
     [
-        (tree(), None, False, O),
+        (tree(), None, False, OPEN),
         (tree(term=[2]), None, False, TERM),
         (tree(trunc=[2]), None, True, TRUNC),
         (tree(trunc=[2]), "cut", False, CUT),
         (tree(), "cut", False, CUT),
-        ({"obs": np.zeros((2, 2), np.float32)}, None, False, O),
+        ({"obs": np.zeros((2, 2), np.float32)}, None, False, OPEN),
         ({"obs": np.zeros((2, 2), np.float32)}, "terminated", True, TERM),
         ({"obs": np.zeros((2, 2), np.float32)}, End.TRUNCATED, True, TRUNC),
         ({"obs": np.zeros((2, 2), np.float32)}, "truncated", False, CUT),
@@ -198,7 +198,7 @@ def test_a_trajectory_that_does_not_fit_is_refused(rows, extra, message):
 )
 def test_a_trajectory_ends_as_asked_or_as_its_leaves_say(rows, end, last, got):
     taken = whole(rows, end, {"obs": np.full(2, 3, np.float32)} if last else None)
-    assert taken.end.tolist() == [O] * (len(taken) - 1) + [got]
+    assert taken.end.tolist() == [OPEN] * (len(taken) - 1) + [got]
     assert known_finals(taken) == ({len(taken) - 1: 3.0} if last else {})
     assert set(taken.lane) == {5}
 

@@ -219,9 +219,11 @@ def test_a_hook_that_writes_another_number_of_rows_is_refused_with_both(backend)
         sink.write({name: leaf[:1] for name, leaf in source.read().items()})
 
     rows = {"id": np.arange(4, dtype=np.int32)}
-    with store(backend=backend, ingestion=[halve]) as s:
-        with pytest.raises(HookError, match=r"ingestion hook 'halve' got 4 rows and wrote 2; it declares rows='same'"):
-            s.actor(lanes=4).push(rows)
+    with (
+        store(backend=backend, ingestion=[halve]) as s,
+        pytest.raises(HookError, match=r"ingestion hook 'halve' got 4 rows and wrote 2; it declares rows='same'"),
+    ):
+        s.actor(lanes=4).push(rows)
     with store(backend=backend, delivery=[first]) as s:
         s.actor(lanes=4).push(rows)
         with pytest.raises(HookError, match=r"got 4 rows and wrote \{'id': 1\}.*keeps the batch's rows"):

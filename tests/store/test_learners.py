@@ -93,7 +93,10 @@ def test_a_learners_place_is_its_own(rank, world, message):
 
 
 def test_a_world_that_can_not_share_an_iteration_is_refused():
-    with store(rollout_unit=12, batch_size=4) as s, pytest.raises(ScheduleError, match="3 batches .* which 2 learners"):
+    with (
+        store(rollout_unit=12, batch_size=4) as s,
+        pytest.raises(ScheduleError, match=r"3 batches .* which 2 learners"),
+    ):
         s.learner(0, 2)
 
 

@@ -40,9 +40,12 @@ def test_a_budget_of_a_device_is_each_devices():
     with store(**settings, budgets={"device": 48 * 14}) as s:
         s.actor().push(step(0))
         assert s.info()["bytes_by_endpoint"] == {"device:0": 672, "device:1": 672}
-    with store(**settings, budgets={"device": 48 * 14 - 1}) as s:
-        with pytest.raises(CapacityError, match="device:0 needs 672 B for 48 rows; its budget is 671 B"):
-            s.actor().push(step(0))
+    few = {"device": 48 * 14 - 1}
+    with (
+        store(**settings, budgets=few) as s,
+        pytest.raises(CapacityError, match="device:0 needs 672 B for 48 rows; its budget is 671 B"),
+    ):
+        s.actor().push(step(0))
 
 
 def test_what_hooks_add_counts_towards_the_budget():

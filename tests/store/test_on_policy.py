@@ -297,7 +297,7 @@ def test_a_hook_that_may_change_the_number_of_rows_is_refused_by_name():
     def halve(source, sink):
         sink.write({name: leaf[::2] for name, leaf in source.read().items()})
 
-    with pytest.raises(HookError, match="'halve' declares rows='any'.*exactly its rollout_unit rows"):
+    with pytest.raises(HookError, match=r"'halve' declares rows='any'.*exactly its rollout_unit rows"):
         on_policy(ingestion=[halve])
 
 
