@@ -231,8 +231,8 @@ class _PrioritySampler:
                 self._tree.set_range(low, self._leaf(part), low + len(part))
 
     def _leaf(self, raw: Floats) -> Floats:
-        # 0 ** 0 is 1, but a row disabled by an explicit 0 stays so at alpha 0.
-        return np.where(raw > 0.0, raw**self._settings.alpha, 0.0)
+        # Only an explicit 0 disables a row: neither does 0 ** 0 enable it, nor a large alpha disable one by underflow.
+        return np.where(raw > 0.0, np.maximum(raw**self._settings.alpha, np.finfo(np.float64).tiny), 0.0)
 
 
 class _ShuffledSampler:

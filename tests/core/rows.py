@@ -36,3 +36,8 @@ def rows(
 
 def ids(data) -> list[int]:
     return data["id"].tolist()
+
+
+def priorities(rows: Rows) -> list[float]:
+    assert rows.priority is not None
+    return rows.priority.tolist()

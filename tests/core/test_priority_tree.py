@@ -73,6 +73,13 @@ def test_mass_zero_finds_the_first_positive_leaf_and_the_total_the_last(size):
         assert tree.find(np.array([0.0, tree.total])).tolist() == [first, last]
 
 
+def test_a_mass_at_the_edge_of_two_roots_finds_no_empty_leaf_by_rounding():
+    values = np.zeros(2 * MOST_ROOTS)
+    values[1::2] = np.random.default_rng(0).random(MOST_ROOTS)
+    tree = filled(values)
+    assert (tree.get(tree.find(np.cumsum(values[1::2]))) > 0).all()
+
+
 def test_of_an_index_set_twice_the_last_value_stays():
     tree = PriorityTree(MOST_ROOTS * 2)
     tree.set(np.array([5, 4, 5, 5]), np.array([1.0, 7.0, 2.0, 3.0]))

@@ -70,7 +70,7 @@ def test_neighbouring_numbers_and_streams_are_independent():
 
 def test_a_stream_is_the_same_after_any_use_of_it():
     stream, other = DrawStream(5), DrawStream(5)
-    other.at(9, 1).integers(0, 3, 7, dtype=np.uint8)
+    other.at(9, 1).integers(0, 100, 7)
     other.at(9).standard_normal(3)
     np.testing.assert_array_equal(stream.at(2).integers(0, 100, 9), other.at(2).integers(0, 100, 9))
 
@@ -204,7 +204,7 @@ def test_priorities_follow_their_rows_round_the_ring(capacity, pushes):
         window = Window(max(0, stop - capacity), stop)
         if update:
             keys = random.integers(window.first, window.stop, 3)
-            sampler.update(keys, keys + 1.0)
+            sampler.update(keys, (keys + 1).astype(np.float64))
             plain |= {int(key): key + 1.0 for key in keys}
         draw = sampler.draw(stop, 50, window)
         assert ((draw.keys >= window.first) & (draw.keys < window.stop)).all()

@@ -11,7 +11,7 @@ from conduit.backends.exchange import to_numpy
 from conduit.core.episodes import End, Rows
 from conduit.core.signature import Signature
 from conduit.errors import PriorityError, SchemaError
-from tests.core.rows import CUT, OPEN, TERM, TRUNC
+from tests.core.rows import CUT, OPEN, TERM, TRUNC, priorities
 
 LANES = range(4, 7)
 
@@ -71,7 +71,7 @@ def test_lanes_that_are_not_valid_leave_no_row_no_end_and_no_final():
     assert rows.lane.tolist() == [5, 6]
     assert rows.end.tolist() == [OPEN, TRUNC]
     assert rows.data["obs"].tolist() == [[2, 3], [4, 5]]
-    assert rows.priority.tolist() == [5.0, 6.0]
+    assert priorities(rows) == [5.0, 6.0]
     assert known_finals(rows) == {1: 12.0}
     assert len(pushed(tree(), valid=np.zeros(3, np.bool_))) == 0
 
@@ -95,7 +95,7 @@ def test_everything_kept_is_a_copy():
     assert rows.data["obs"].tolist() == trajectory.data["obs"].tolist() == [[0, 1], [2, 3], [4, 5]]
     assert known_finals(rows) == {1: 7.0}
     assert known_finals(trajectory) == {2: 7.0}
-    assert rows.priority.tolist() == [1.0, 2.0, 3.0]
+    assert priorities(rows) == [1.0, 2.0, 3.0]
     assert kept["obs"].tolist() == [[1, 1], [2, 2], [3, 3]]
 
 

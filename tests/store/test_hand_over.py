@@ -27,7 +27,7 @@ def leaves(batch: conduit.Batch) -> list:
 def test_batches_come_in_the_backends_own_framework_by_default(backend):
     with store(backend=backend) as s:
         fill(s.actor(), 8)
-        own = {"reference": "numpy"}.get(backend, backend)
+        own = "numpy" if backend == "reference" else backend
         for batch in (s.learner().pull(), s.sample(3)):
             assert all(isinstance(leaf, KINDS[own]) for leaf in leaves(batch))
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import conduit
+from conduit import backends
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.delivery import Delivery
 from conduit.core.ingestion import Ingestion
@@ -51,7 +52,7 @@ def events(monkeypatch):
     }.items():
         for method in methods:
             spy(kind, method, kind.__name__)
-    seen_backend = conduit.backends.load
+    seen_backend = backends.load
 
     def load(backend):
         made = seen_backend(backend)
@@ -60,7 +61,7 @@ def events(monkeypatch):
                 spy(type(made), method, "Backend")
         return made
 
-    monkeypatch.setattr(conduit.backends, "load", load)
+    monkeypatch.setattr(backends, "load", load)
     return seen
 
 
