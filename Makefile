@@ -31,7 +31,7 @@ lint: .venv/installed-test
 	$(BIN)/lint-imports
 
 bench: .venv/installed-test
-	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	@set -e; for file in $$(grep -l __main__ benchmarks/*.py); do echo "== $$file"; $(BIN)/python "$$file"; done
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

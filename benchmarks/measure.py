@@ -56,10 +56,18 @@ def summarise(seconds: Mapping[str, list[float]], baseline: str) -> dict[str, di
 def machine() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": _cpu(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
     }
+
+
+def _cpu() -> str:
+    """The model's name where Linux tells it: the platform module knows only the architecture there."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
 
 
 def save(name: str, figures: Mapping[str, Any]) -> Path:

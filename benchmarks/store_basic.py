@@ -3,13 +3,14 @@
     python benchmarks/store_basic.py [--rounds 200]
 
 The plain ring is a dict of NumPy columns: slices to insert, fancy indexing to draw; no lock, checks, keys or priorities.
-A pull of Conduit's draws, gathers, hands over to the backend's framework and brings SampleInfo along."""
+Conduit's pull, in line, and sample draw, gather, hand over to the backend's framework and bring SampleInfo along."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 from measure import interleaved, save, summarise
@@ -17,6 +18,7 @@ from measure import interleaved, save, summarise
 import conduit
 
 SMALL_CAPACITY, LARGE_CAPACITY = 200_000, 8_000
+BATCH = 256
 Calls = dict[str, Callable[[], object]]
 STORES = {
     "reference": ("reference", "auto"),
@@ -69,7 +71,7 @@ def measure(kind: str, rows_of: Callable[[int], dict[str, np.ndarray]], capacity
     count = len(next(iter(fill.values())))
     ring = PlainRing(capacity, fill)
     stores = {
-        name: conduit.Store(backend=backend, placement=at, capacity=capacity, batch_size=256)
+        name: conduit.Store(backend=backend, placement=at, capacity=capacity, batch_size=BATCH)
         for name, (backend, at) in STORES.items()
     }
     for pusher in (ring.push, *(store.actor(lanes=count).push for store in stores.values())):
@@ -81,21 +83,30 @@ def measure(kind: str, rows_of: Callable[[int], dict[str, np.ndarray]], capacity
         for name, store in stores.items():
             calls[name] = partial(store.actor(lanes=size).push, rows)
         figures[f"push {size} × {kind}"] = summarise(interleaved(calls, rounds), "plain ring")
-    for size in (256, 512):
+    learners = {name: store.learner() for name, store in stores.items()}
+    calls = {"plain ring": partial(ring.sample, BATCH)}
+    for name, learner in learners.items():
+        calls[name] = there(name, learner.pull)
+    figures[f"pull {BATCH} × {kind}"] = summarise(interleaved(calls, rounds), "plain ring")
+    for size in (BATCH, 512):
         calls = {"plain ring": partial(ring.sample, size)}
         for name, store in stores.items():
-            calls[name] = partial(drawn, store, size)
-        figures[f"pull {size} × {kind}"] = summarise(interleaved(calls, rounds), "plain ring")
+            calls[name] = there(name, partial(store.sample, size))
+        figures[f"sample {size} × {kind}"] = summarise(interleaved(calls, rounds), "plain ring")
     for store in stores.values():
         store.close()
     return figures
 
 
-def drawn(store: conduit.Store, size: int) -> None:
-    """A batch counts when it is there: JAX gathers asynchronously."""
-    for leaf in store.sample(size).data.values():
-        if store.info()["backend"] == "jax":
-            leaf.block_until_ready()
+def there(name: str, draw: Callable[[], conduit.Batch]) -> Callable[[], object]:
+    """`draw` until its batch is there: JAX gathers asynchronously."""
+    return partial(_until_ready, draw) if STORES[name][0] == "jax" else draw
+
+
+def _until_ready(draw: Callable[[], conduit.Batch]) -> None:
+    leaf: Any
+    for leaf in draw().data.values():
+        leaf.block_until_ready()
 
 
 def main() -> None:

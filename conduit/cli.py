@@ -14,7 +14,8 @@ try:
     import typer
 except ImportError as error:
     raise SystemExit(
-        f"the conduit command needs {error.name}; install it with: pip install 'conduit-rl[cli]'"
+        f"the conduit command needs {error.name}; install it with: pip install 'conduit-rl[cli]', "
+        "or 'conduit-rl[demo]' for conduit demo"
     ) from error
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -45,7 +46,9 @@ def demo(
         BackendName | None, typer.Option(help="Of the store; by default the trainer's own framework.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the environments, the networks and the draws.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Train so many steps of all lanes at most.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Train so many steps of all lanes at most, in whole iterations.")
+    ] = None,
     evaluate: Annotated[int, typer.Option(min=1, help="Greedy episodes to judge the result by.")] = 20,
     compare: Annotated[
         int | None, typer.Option(min=0, help="Steps of the in-line and overlapped runs compared after; 0 skips them.")

@@ -29,6 +29,10 @@ class UnknownKeyError(ConduitError, LookupError):
     """A key that this store never issued."""
 
 
+class SettingError(ConduitError, ValueError):
+    """A setting of the store, a port or a sampler is out of its range, or not of this mode."""
+
+
 class ScheduleError(ConduitError, ValueError):
     """A schedule that the mode's semantics don't allow."""
 
@@ -43,6 +47,10 @@ class ClosedError(ConduitError, RuntimeError):
 
 class HookError(ConduitError, RuntimeError):
     """A registered hook failed or broke its declaration; `__cause__` is the hook's own exception if it raised one."""
+
+
+class OperatorError(ConduitError, RuntimeError):
+    """Something that is no error of Conduit's ended an operator; `__cause__` is what."""
 
 
 class UnknownBackendError(ConduitError, ValueError):

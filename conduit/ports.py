@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conduit.clock import Condition
 from conduit.core.backend import Target
 from conduit.core.batch import Batch
 from conduit.core.delivery import Delivery, Request
@@ -17,7 +18,7 @@ from conduit.core.episodes import End, Rows, Step
 from conduit.core.experience import Tree
 from conduit.core.halt import Halt
 from conduit.core.ingestion import Ingestion
-from conduit.core.ledger import Ledger, Wait
+from conduit.core.ledger import Ledger, PortCall
 from conduit.core.order import Order
 from conduit.core.rollout import ActorLanes, Rollout
 from conduit.core.semantics import Numbering
@@ -119,11 +120,12 @@ class Actor:
                 self._path.rollout.leave(self._lanes)
                 self._path.ingestion.catch_up(self._deadline(None))
 
-    def _put(self, rows: Rows, version: int | None, timeout_s: float | None, wait: Wait) -> int:
+    def _put(self, rows: Rows, version: int | None, timeout_s: float | None, wait: PortCall) -> int:
         if not len(rows):
             return 0
         deadline_s = self._deadline(timeout_s)
-        taken = self._path.rollout.put(self._lanes, rows, version, deadline_s, wait)
+        with nullcontext() if self._path.signature.fixed else self._path.signature.fixed_by(rows):
+            taken = self._path.rollout.put(self._lanes, rows, version, deadline_s, wait)
         self._path.ingestion.catch_up(deadline_s)
         return len(rows) if taken else 0
 
@@ -150,22 +152,27 @@ class PathOut:
     batch_size: int
     overlap: bool
     timeout_s: float
+    turnstile: Condition
+    """Guards what the learners of this path remember."""
     owner: object
-    explain: Callable[[], str]
-    """What the rollout side lacks, for a timeout's message."""
+    version: Callable[[], int]
+    explain: Callable[[int], str]
+    """What the rollout side lacks for a batch, for a timeout's message."""
     stream: int = 0
     """0: the learners' numbered batches. Other streams are drawn on demand and end no iteration."""
 
 
 class Learner:
-    """One consumer: global batches `rank`, `rank + world`, … by number, whenever it asks for them. One thread at a time pulls."""
+    """One consumer: global batches `rank`, `rank + world`, … by number, whenever it asks for them. Threads that pull from one
+    learner get successive batches, one after the other."""
 
     def __init__(self, path: PathOut, rank: int, world: int, target: Target, index: int = 0) -> None:
         self.rank, self.world, self.target = rank, world, target
         self._path = path
-        self._lock = threading.Lock()
         self._index = index
         self._requests: dict[int, Request] = {}
+        self._asked: Request | None = None
+        self._pulling = False
 
     def pull(self, *, timeout_s: float | None = None) -> Batch:
         """The learner's next batch, in memory that belongs to the caller.
@@ -173,22 +180,16 @@ class Learner:
         Raises WaitTimeout, saying what is missing, when it can't be served in `timeout_s` (by default the store's); the next
         pull asks for the same batch. Raises what stopped the store if it has stopped."""
         path = self._path
-        with path.ledger.port("pull") as wait:
+        with path.ledger.port("pull") as call:
             path.halt.check()
             began_s = path.halt.clock.now()
             deadline_s = began_s + (path.timeout_s if timeout_s is None else timeout_s)
-            # Before this pull takes its place in the order: what a push left behind is ingested first.
-            path.ingestion.catch_up(deadline_s)
-            while True:
-                index = self._index
-                request = self._request(index)
-                self._prefetch_after(index)
-                staged = self._take(index, request, deadline_s)
-                if staged is not None:
-                    break
-                # advance() dropped what was asked for: the next iteration's first batch is asked for instead.
-            wait.starved_s = _starved_s(self._requests.get(index, request), began_s, path.halt.clock.now())
-            self._done_with(index)
+            self._begin_pull(deadline_s)
+            try:
+                staged = self._next(deadline_s)
+            finally:
+                _attribute(call, self._asked, began_s, path.halt.clock.now())
+                self._end_pull()
             path.delivery.order(staged)
         if self.rank == 0 and path.stream == 0 and path.numbering.per_iteration is None:
             path.ledger.end_iteration()
@@ -196,7 +197,8 @@ class Learner:
 
     def __iter__(self) -> Iterator[Batch]:
         """Off-policy: batches for ever. On-policy: what is left of this iteration's."""
-        end = self._path.numbering.next_iteration(self._index)
+        per_iteration = self._path.numbering.per_iteration
+        end = None if per_iteration is None else per_iteration * (self._path.version() + 1)
         while end is None or self._index < end:
             yield self.pull()
 
@@ -206,12 +208,12 @@ class Learner:
         return len(self._path.outbox)
 
     def skip_to_iteration(self, iteration: int) -> None:
-        """On-policy: batches of earlier iterations are wanted no more; their requests are withdrawn, and what is staged of
-        them is dropped."""
+        """What `Store.advance` does to its learners: batches of earlier iterations are wanted no more; their requests are
+        withdrawn, and what is staged of them is dropped."""
         numbering = self._path.numbering
         assert numbering.per_iteration is not None
         first = iteration * numbering.per_iteration
-        with self._lock:
+        with self._path.turnstile:
             self._index = max(self._index, first)
             dropped = {id(request): request for index, request in self._requests.items() if index < first}
             self._requests = {index: request for index, request in self._requests.items() if index >= first}
@@ -219,19 +221,47 @@ class Learner:
         for request in dropped.values():
             self._path.order.withdraw(request.turn)
 
+    def _begin_pull(self, deadline_s: float) -> None:
+        turnstile, halt = self._path.turnstile, self._path.halt
+        with turnstile:
+            halt.wait(
+                turnstile, lambda: not self._pulling, deadline_s, lambda: "another thread is pulling from this learner"
+            )
+            self._pulling = True
+
+    def _end_pull(self) -> None:
+        with self._path.turnstile:
+            self._pulling = False
+            self._path.turnstile.notify_all()
+
+    def _next(self, deadline_s: float) -> Staged:
+        # Before this pull takes its place in the order: what a push left behind is ingested first.
+        self._path.ingestion.catch_up(deadline_s)
+        while True:
+            index = self._index
+            request = self._request(index)
+            self._prefetch_after(index)
+            staged = self._take(index, request, deadline_s)
+            if staged is not None:
+                with self._path.turnstile:
+                    self._requests.pop(index, None)
+                    self._index = max(self._index, index + 1)
+                return staged
+            # advance() dropped what was asked for: the next iteration's first batch is asked for instead.
+
     def _request(self, index: int) -> Request:
         """The request that batch `index` is part of, made now if there is none."""
         path = self._path
-        with self._lock:
-            if index in self._requests:
-                return self._requests[index]
-            group = [i for i in path.numbering.group(index) if i >= index]
-            numbers = [path.numbering.number(i) for i in group]
-            lags = [i - self._index for i in group]
-            request = path.delivery.request(numbers, lags, path.batch_size, path.outbox.put, path.stream)
-            self._requests.update(dict.fromkeys(group, request))
-        if path.overlap:
-            path.delivery.submit(request)
+        with path.turnstile:
+            request = self._requests.get(index)
+            if request is None:
+                group = [i for i in path.numbering.group(index) if i >= index]
+                numbers = [path.numbering.number(i) for i in group]
+                lags = [i - self._index for i in group]
+                request = path.delivery.request(numbers, lags, path.batch_size, path.outbox.put, path.stream)
+                self._requests.update(dict.fromkeys(group, request))
+                if path.overlap:
+                    path.delivery.submit(request)
         return request
 
     def _prefetch_after(self, index: int) -> None:
@@ -243,6 +273,7 @@ class Learner:
 
     def _take(self, index: int, request: Request, deadline_s: float) -> Staged | None:
         path, number = self._path, self._path.numbering.number(index)
+        self._asked = request
         staged = path.outbox.take(number)
         if staged is not None:
             return staged
@@ -251,54 +282,54 @@ class Learner:
                 return self._await(request, deadline_s, number)
             if not path.overlap:
                 # This thread may have to ingest what the draw lacks: it must not own the draw's turn meanwhile.
-                self._give_up(request)
+                self._give_up(index)
             with path.ingestion.hurried(deadline_s):
-                return self._await(self._request(index), deadline_s, number)
-        except (WaitTimeout, HandOverError):
+                self._asked = self._request(index)
+                return self._await(self._asked, deadline_s, number)
+        # Nobody else would serve it: whatever ends this pull, the turn must not stay behind in the order.
+        except BaseException:
             if not path.overlap:
-                self._give_up(self._requests.get(index, request))
+                self._give_up(index)
             raise
 
     def _await(self, request: Request, deadline_s: float, number: int) -> Staged | None:
         """Batch `number` as soon as it is staged, which in line is done here; None if it is not wanted any more."""
-        if self._path.overlap:
-            return self._path.outbox.wait_take(number, deadline_s, lambda: self._why(number))
-        self._step(request, deadline_s, number)
-        return self._path.outbox.take(number)
-
-    def _step(self, request: Request, deadline_s: float, number: int) -> None:
+        path = self._path
+        if path.overlap:
+            return path.outbox.wait_take(number, deadline_s, lambda: self._why(number))
         try:
-            self._path.delivery.step(request, deadline_s, lambda: self._why(number))
+            path.delivery.step(request, deadline_s, lambda: self._why(number))
         except (WaitTimeout, HandOverError):
             raise
         # A draw that was begun can't be repeated with the same priorities: the store must not go on as if nothing had happened.
-        except Exception as error:
-            self._path.halt.now_because(error)
+        except BaseException as error:
+            path.halt.now_because(error)
             raise
+        return path.outbox.take(number)
 
-    def _give_up(self, request: Request) -> None:
-        """Forgets a request that nobody will serve, so that the next pull makes it again."""
-        self._path.order.leave(request.turn)
-        with self._lock:
+    def _give_up(self, index: int) -> None:
+        """Forgets the request of batch `index`, which nobody will serve, so that the next pull makes it again."""
+        with self._path.turnstile:
+            request = self._requests.get(index)
             self._requests = {i: other for i, other in self._requests.items() if other is not request}
-
-    def _done_with(self, index: int) -> None:
-        with self._lock:
-            self._requests.pop(index, None)
-            if self._index == index:
-                self._index = index + 1
+        if request is not None:
+            self._path.order.leave(request.turn)
 
     def _why(self, number: int) -> str:
-        missing = self._path.delivery.missing(self._path.batch_size, number)
-        what = f"pull of batch {number} (learner {self.rank} of {self.world})" if self._path.stream == 0 else "sample()"
-        reasons = f"{missing}; {self._path.explain()}".rstrip("; ") if missing else "it is being prepared"
-        return f"{what} timed out: {reasons}"
+        path = self._path
+        what = f"pull of batch {number} (learner {self.rank} of {self.world})" if path.stream == 0 else "sample()"
+        missing = path.delivery.missing(path.batch_size, number)
+        more = path.explain(number) if missing else ""
+        return f"{what} timed out: {missing or 'it is being prepared'}{f'; {more}' if more else ''}"
 
 
-def _starved_s(request: Request, began_s: float, ended_s: float) -> float:
-    """How long a pull waited for rows that nobody had pushed."""
+def _attribute(call: PortCall, request: Request | None, began_s: float, ended_s: float) -> None:
+    """Says what a pull's seconds went to before its draw began: rows that nobody had pushed, or that were being ingested."""
+    if request is None:
+        return
     turn = request.turn
-    if not turn.passed_over:
-        return 0.0
-    until_s = ended_s if turn.ready_at_s is None else turn.ready_at_s
-    return min(max(0.0, until_s - began_s), ended_s - began_s)
+    before_s = max(0.0, min(turn.began_at_s, ended_s) - began_s)
+    if turn.passed_over:
+        ready_at_s = ended_s if turn.ready_at_s is None else turn.ready_at_s
+        call.starved_s = min(max(0.0, ready_at_s - began_s), before_s)
+    call.ingesting_s = before_s - call.starved_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -117,7 +116,7 @@ class Store:
         self._signature = Signature(
             exchange.to_numpy, self._semantics.sampling.prioritized, self._sampler.highest_priority
         )
-        self._ports = threading.Lock()
+        self._ports = self._halt.condition("ports")
         self._actor_count = self._lane_count = self._on_demand = 0
         self._learners: dict[int, Learner] = {}
         self._on_demand_paths: dict[Target, PathOut] = {}
@@ -221,23 +220,26 @@ class Store:
             self._halt.check()
             if not isinstance(self._semantics, OnPolicy) or not isinstance(self._rollout, OnPolicyRollout):
                 return self._rollout.advance()
-            self._rollout.check_whole()
             with self._ports:
                 learners = list(self._learners.values())
-            for learner in learners:
-                learner.skip_to_iteration(self._rollout.version + 1)
-            deadline_s = self._deadline(None)
-            with self._order.serve(self._order.enter(), deadline_s, lambda: "rows are still being ingested"):
-                self._buffer.drop(deadline_s)
+            turn = self._order.enter()
+            with self._order.serve(
+                turn, self._deadline(None), lambda: "rows that were pushed are still being ingested"
+            ):
+                # In the turn, so that of two threads that advance at once one is refused.
+                self._rollout.check_whole()
+                for learner in learners:
+                    learner.skip_to_iteration(self._rollout.version + 1)
+                self._buffer.drop()
                 version = self._rollout.advance()
         self._ledger.end_iteration()
         return version
 
-    def rollout(self) -> AbstractContextManager[None]:
+    def rollout(self) -> AbstractContextManager[object]:
         """Marks the block as rollout in the ledger."""
         return self._ledger.mark("rollout")
 
-    def update(self) -> AbstractContextManager[None]:
+    def update(self) -> AbstractContextManager[object]:
         """Marks the block as learner update in the ledger."""
         return self._ledger.mark("update")
 
@@ -340,8 +342,10 @@ class Store:
             batch_size=self._semantics.batch_size,
             overlap=self._schedule.overlap_del,
             timeout_s=self._timeout_s,
+            turnstile=self._halt.condition(f"{outbox}'s pulls"),
             owner=self,
-            explain=self._rollout.why_open if isinstance(self._rollout, OnPolicyRollout) else str,
+            version=lambda: self._rollout.version,
+            explain=lambda number: _explain(self._rollout, self._semantics, number),
         )
 
     def _check_place(self, rank: int, world: int) -> None:
@@ -419,6 +423,13 @@ def _semantics(
             )
         return OnPolicy(rollout_unit, batch_size, 1 if epochs is None else epochs)
     raise ScheduleError(f"mode={mode!r}: expected 'off_policy' or 'on_policy'")
+
+
+def _explain(rollout: OffPolicyRollout | OnPolicyRollout, semantics: Semantics, number: int) -> str:
+    """What the running iteration lacks, if it is batch `number`'s."""
+    if not isinstance(rollout, OnPolicyRollout) or not isinstance(semantics, OnPolicy):
+        return ""
+    return rollout.why_open() if number // semantics.batches == rollout.version else ""
 
 
 def _named(name: str, convert: Callable[[Any], T], array: Any) -> T:

@@ -21,14 +21,18 @@ from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from conduit.backends import exchange
 from conduit.core.backend import Backend, Columns, Move, RowIndex, Target
 from conduit.core.experience import Schema
-from conduit.errors import CapacityError, HandOverError, SchemaError
+from conduit.errors import CapacityError, HandOverError, MissingExtraError, SchemaError
 from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
+
+try:
+    import pytest
+except ImportError as error:
+    raise MissingExtraError("conduit.testing needs pytest; install it with: pip install 'conduit-rl[test]'") from error
 
 Rows = dict[str, NDArray[Any]]
 

@@ -38,6 +38,7 @@ def steps(
     next_obs: bool = True,
     value: Value | None = None,
     reward_dtype: DTypeLike = np.float32,
+    action_dtype: DTypeLike | None = None,
     history: int = 100,
 ) -> Steps:
     """Resets `envs` with `seed` and returns an endless iterator over its steps, each ready for `Actor.push`.
@@ -45,6 +46,9 @@ def steps(
     A step's rows are the leaves `obs` (before the action), `action`, `reward`, `terminated`, `truncated`, what else
     `policy` returned (value, log_prob …), and `next_obs` unless it's turned off. Observations are trees for Dict and
     Tuple spaces and keep their dtypes. Rewards are cast to `reward_dtype`: Gymnasium makes float64, which JAX can't hold.
+    Actions keep the policy's dtype unless `action_dtype` is given: NumPy and torch choose int64 by default, which JAX
+    can't hold either, so give np.int32 where the backend or the learner is JAX. What is stored is what the environment
+    plays. Casts within a kind only, so no fraction is lost: SchemaError otherwise. Further leaves keep their dtypes.
 
     Where a lane ends, `next_obs` and `final["obs"]` are its true last observation, whatever the autoreset mode. With
     `value`, `final["value"]` is `value` of it; `value` is always called with all lanes, so a compiled one sees one shape.
@@ -60,7 +64,7 @@ def steps(
     through AsyncVectorEnv's processes): use NEXT_STEP or DISABLED, or return a copy there.
 
     `envs` is neither closed nor copied; stepping or resetting it elsewhere meanwhile makes the rows wrong."""
-    return Steps(envs, policy, seed, next_obs, value, np.dtype(reward_dtype), history)
+    return Steps(envs, policy, seed, next_obs, value, np.dtype(reward_dtype), _dtype(action_dtype), history)
 
 
 class Steps(Iterator[Step]):
@@ -81,12 +85,13 @@ class Steps(Iterator[Step]):
         next_obs: bool,
         value: Value | None,
         reward_dtype: np.dtype[Any],
+        action_dtype: np.dtype[Any] | None,
         history: int,
     ) -> None:
         self._envs, self._policy, self._value = envs, policy, value
         self._lanes = envs.num_envs
         self._mode = _autoreset_mode(envs)
-        self._next_obs, self._reward_dtype = next_obs, reward_dtype
+        self._next_obs, self._reward_dtype, self._action_dtype = next_obs, reward_dtype, action_dtype
         self._resetting = np.zeros(self._lanes, np.bool_)
         self._suspects: list[_Suspect] = []
         self.returns, self.lengths, self.episodes = deque(maxlen=history), deque(maxlen=history), 0
@@ -126,11 +131,23 @@ class Steps(Iterator[Step]):
     def _act(self, obs: Tree) -> tuple[Tree, dict[str, Tree]]:
         decided = self._policy(obs)
         if not (isinstance(decided, Mapping) and "action" in decided):
-            return _copy(decided), {}
+            return self._cast(_copy(decided)), {}
         more = {name: _copy(leaf) for name, leaf in decided.items() if name != "action"}
         if taken := [name for name in more if name in OWN_LEAVES]:
             raise SchemaError(f"the policy returned leaves {taken}, which the environment's own are named; rename them")
-        return _copy(decided["action"]), more
+        return self._cast(_copy(decided["action"])), more
+
+    def _cast(self, action: Tree) -> Tree:
+        wanted = self._action_dtype
+        if wanted is None:
+            return action
+        for leaf in optree.tree_leaves(action):
+            if not np.can_cast(leaf.dtype, wanted, "same_kind"):
+                raise SchemaError(
+                    f"action_dtype={wanted}: the policy's action is {leaf.dtype}, whose values it can't hold; "
+                    "expected a dtype of the same kind, or none, and the cast in the policy"
+                )
+        return optree.tree_map(lambda leaf: leaf.astype(wanted, copy=False), action)
 
     def _observe(self, returned: Tree, ended: NDArray[np.bool_], infos: Mapping[str, Any]) -> tuple[Tree, Tree]:
         """(what this step's actions led to, what to act on next). `returned` is a copy that becomes one or both."""
@@ -222,6 +239,10 @@ def _check_lanes(obs: Tree, lanes: int) -> None:
                 f"observation leaf {path!r} is {leaf.dtype}{list(leaf.shape)}; expected a numeric array ({lanes}, …), as "
                 "Box, Discrete, MultiBinary, MultiDiscrete, Dict and Tuple spaces give"
             )
+
+
+def _dtype(asked: DTypeLike | None) -> np.dtype[Any] | None:
+    return None if asked is None else np.dtype(asked)
 
 
 def _one_object_a_lane(finals: Any) -> bool:

@@ -83,7 +83,7 @@ def to_numpy(leaf: Any) -> Array:
         return exchange_of(framework).to_numpy(leaf)
     if not isinstance(leaf, SupportsDLPack):
         raise SchemaError(
-            f"a {type(leaf).__name__} is no array: expected a NumPy, torch or JAX array, or one with __dlpack__"
+            f"got {type(leaf).__name__}, which is no array: expected a NumPy, torch or JAX array (np.asarray makes one)"
         )
     try:
         return np.from_dlpack(cast(Any, leaf))

@@ -74,7 +74,7 @@ class VirtualTask:
             return True
         me = self._baton.reach(f"joins {self._name}")
         if me is self:
-            raise RuntimeError(f"task {self._name!r} joins itself")
+            return False
         until_s = math.inf if deadline_s is None else deadline_s
         while not self.ended and self._baton.now_s < until_s:
             self._baton.block(me, "waits for the end of", self, until_s)

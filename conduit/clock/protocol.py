@@ -32,7 +32,8 @@ class Task(Protocol):
     def alive(self) -> bool: ...
 
     def join(self, deadline_s: float | None = None) -> bool:
-        """Waits until the task has ended or the clock reaches `deadline_s`; whether it has ended."""
+        """Waits until the task has ended or the clock reaches `deadline_s`; whether it has ended. At once False for the
+        calling task itself."""
         ...
 
 

@@ -61,7 +61,8 @@ class _RealTask:
         return self._thread.is_alive()
 
     def join(self, deadline_s: float | None = None) -> bool:
-        self._thread.join(_timeout(deadline_s))
+        if self._thread is not threading.current_thread():
+            self._thread.join(_timeout(deadline_s))
         return not self._thread.is_alive()
 
 

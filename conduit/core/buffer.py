@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ class ExperienceBuffer:
         """Of the stored rows; None before the first."""
         return self._schema
 
-    def write(self, data: Any, version: NDArray[np.int64], deadline_s: float | None) -> Window:
+    def write(self, data: Any, version: NDArray[np.int64]) -> Window:
         """Appends rows, evicting as many of the oldest as the ring has no room for, and returns their insertion numbers.
 
         `data`: a tree of NumPy arrays (n, *field.shape) that nobody changes any more; the first fixes the stored schema."""
@@ -66,7 +65,7 @@ class ExperienceBuffer:
         # Of more rows than the ring has, the first are gone as soon as they are counted: they aren't written at all.
         stays = max(0, count - self.capacity)
         first = max(self._window.first, stop + count - self.capacity)
-        self._evict(min(first, stop), deadline_s)
+        self._evict(min(first, stop))
         for span in self._layout.spans(stop + stays, count - stays):
             part = _slice(rows, stays + span.offset, span.rows)
             self._shards[span.shard].write(span.slot, part)
@@ -75,29 +74,22 @@ class ExperienceBuffer:
         self._window = Window(first, stop + count)
         return Window(stop + stays, stop + count)
 
-    def drop(self, deadline_s: float | None) -> None:
+    def drop(self) -> None:
         """No row is live any more; numbers go on counting."""
-        self._evict(self._window.stop, deadline_s)
+        self._evict(self._window.stop)
 
-    @contextmanager
-    def lease(self, keys: Keys) -> Iterator[None]:
-        """For the block, rows `keys` stay as they are. Taken in the turn that drew them, or they may be gone already."""
-        token = self.take_lease(keys)
-        try:
-            yield
-        finally:
-            self.end_lease(token)
-
-    def take_lease(self, keys: Keys) -> object:
+    def lease(self, keys: Keys) -> object:
+        """Until `end_lease`, rows `keys` stay as they are. Taken in the turn that drew them, or they may be gone already."""
         token = object()
         with self._unleased:
             self._leases[token] = int(keys.min())
         return token
 
     def end_lease(self, token: object) -> None:
+        """The rows may be overwritten; nothing if the lease has ended already."""
         with self._unleased:
-            del self._leases[token]
-            self._unleased.notify_all()
+            if self._leases.pop(token, None) is not None:
+                self._unleased.notify_all()
 
     def read(self, keys: Keys, to: Endpoint) -> Columns[Any]:
         """Rows `keys`, in that order, in memory of their own at `to`. The caller holds a lease on them."""
@@ -159,14 +151,15 @@ class ExperienceBuffer:
             return f"{at} needs {format_bytes(need)} for {rows:,} rows; {format_bytes(free)} are free ({fits})"
         return None
 
-    def _evict(self, first: int, deadline_s: float | None) -> None:
-        """Rows before `first` are live no more; returns when nobody reads one of them."""
+    def _evict(self, first: int) -> None:
+        """Rows before `first` are live no more; returns when nobody reads one of them. A lease lasts for one gather, in which
+        nothing of the user's runs: so this wait needs no deadline, and rows that were taken can't be lost to one."""
         self._window = Window(first, self._window.stop)
         with self._unleased:
             self._halt.wait(
                 self._unleased,
                 lambda: min(self._leases.values(), default=math.inf) >= first,
-                deadline_s,
+                None,
                 lambda: f"rows before {first} are still being read for a batch",
             )
 

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from conduit.core.backend import Backend, Columns, Target
 from conduit.core.batch import Batch, SampleInfo
 from conduit.core.buffer import ExperienceBuffer
@@ -15,6 +18,7 @@ from conduit.core.halt import Halt
 from conduit.core.hook import Hook, run_hook
 from conduit.core.ledger import Ledger
 from conduit.core.order import Order, Turn
+from conduit.core.ring import Window
 from conduit.core.sampling import Draw, Sampler
 from conduit.core.staging import Staged
 from conduit.errors import HookError
@@ -36,17 +40,6 @@ class Request:
     stream: int
     stage: Callable[[int, Staged], None]
     turn: Turn
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """A draw that holds a lease on its rows."""
-
-    number: int
-    lag: int
-    draw: Draw
-    frontier: int
-    lease: object
 
 
 class Delivery:
@@ -105,8 +98,10 @@ class Delivery:
                     request = self._requests.popleft()
                 self.step(request, None, lambda: "")
         # Whatever ends the operator must reach the callers of push and pull, which would wait for it otherwise.
-        except Exception as error:
+        except BaseException as error:
             self._halt.now_because(error)
+            if not isinstance(error, Exception):
+                raise
 
     def step(self, request: Request, deadline_s: float | None, why: Callable[[], str]) -> None:
         """Draws the request's batches in its turn, then reads, transforms and stages them. Nothing if it was withdrawn."""
@@ -114,51 +109,54 @@ class Delivery:
             if not served:
                 return
             with self._ledger.operator("delivery"):
-                drawn = deque(self._draw(request))
+                window = self._buffer.window
+                draws = [self._draw(request, number, window) for number in request.numbers]
+                lease = self._buffer.lease(np.concatenate([draw.keys for draw in draws]))
+        # Writers wait for the lease: it lasts for the gathers, not for the hooks.
         try:
-            while drawn:
-                with self._ledger.operator("delivery"):
-                    staged = self._assemble(drawn[0])
-                request.stage(drawn[0].number, staged)
-                self._buffer.end_lease(drawn.popleft().lease)
+            with self._ledger.operator("delivery"):
+                read = deque(self._read(draw) for draw in draws)
         finally:
-            for left in drawn:
-                self._buffer.end_lease(left.lease)
+            self._buffer.end_lease(lease)
+        for number, lag, draw in zip(request.numbers, request.lags, draws, strict=True):
+            with self._ledger.operator("delivery"):
+                staged = self._assemble(number, lag, draw, window, *read.popleft())
+            request.stage(number, staged)
 
-    def _draw(self, request: Request) -> list[_Drawn]:
-        window = self._buffer.window
-        drawn = []
-        for number, lag in zip(request.numbers, request.lags, strict=True):
-            draw = self._sampler.draw(number, request.rows, window, request.stream)
-            drawn.append(_Drawn(number, lag, draw, window.frontier, self._buffer.take_lease(draw.keys)))
-        return drawn
+    def _draw(self, request: Request, number: int, window: Window) -> Draw:
+        return self._sampler.draw(number, request.rows, window, request.stream)
+
+    def _read(self, draw: Draw) -> tuple[Columns[Any], NDArray[np.int64]]:
+        """The drawn rows, on the host where hooks wait for them, and the policy version of each."""
+        to = PAGEABLE if self._hooks else self._backend.landing(self._target)
+        return self._buffer.read(draw.keys, to), self._buffer.version_of(draw.keys)
 
     def order(self, staged: Staged) -> None:
         """Work that the calling thread issues on a device from here on comes after the batch is there; the host goes on."""
         for columns in staged.columns:
             self._backend.order(columns)
 
-    def _assemble(self, drawn: _Drawn) -> Staged:
-        draw, schema = drawn.draw, self._buffer.schema
+    def _assemble(
+        self, number: int, lag: int, draw: Draw, window: Window, columns: Columns[Any], version: NDArray[np.int64]
+    ) -> Staged:
+        schema = self._buffer.schema
         assert schema is not None
         landing = self._backend.landing(self._target)
-        columns = self._buffer.read(draw.keys, PAGEABLE if self._hooks else landing)
-        version = self._buffer.version_of(draw.keys)
         if self._hooks:
             schema, columns = self._transform(schema, columns, landing)
         weights = self._backend.adopt({_WEIGHT: draw.weight}, landing)
         together = replace(columns, arrays={**columns.arrays, **weights.arrays})
         arrays = self._backend.hand_over(together, self._target)
         info = SampleInfo(
-            number=drawn.number,
+            number=number,
             keys=draw.keys,
             probability=draw.probability,
             weight=arrays[_WEIGHT],
             priority=draw.priority,
-            age=drawn.frontier - draw.keys,
+            age=window.frontier - draw.keys,
             policy_version=version,
-            frontier=drawn.frontier,
-            priority_lag=drawn.lag,
+            frontier=window.frontier,
+            priority_lag=lag,
         )
         return Staged(Batch(schema.unflatten(arrays), info), () if landing.is_host else (columns, weights))
 

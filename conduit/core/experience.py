@@ -70,7 +70,9 @@ class Schema:
                     f"{where}: leaf {path!r} is {_describe(leaf)}; expected an array with a leading row axis"
                 )
             if leaf.ndim == 0:
-                raise SchemaError(f"{where}: leaf {path!r} has no axes; expected a leading row axis")
+                raise SchemaError(
+                    f"{where}: leaf {path!r} has no axes; expected a leading row axis (leaf[None] for one row)"
+                )
             if leaf.dtype.kind in "OSUMm" or (leaf.dtype.kind == "V" and leaf.dtype.names is not None):
                 raise SchemaError(f"{where}: leaf {path!r} has dtype {leaf.dtype}; expected a numeric or bool dtype")
             fields[path] = Field(leaf.shape[1:], leaf.dtype)
@@ -90,7 +92,7 @@ class Schema:
     def unflatten(self, leaves: Mapping[str, Any]) -> Tree:
         return optree.tree_unflatten(self.structure, [leaves[path] for path in self.fields])
 
-    def check(self, leaves: Mapping[str, Any], where: str, rows: int | None = None) -> int:
+    def check(self, leaves: Mapping[str, Any], where: str, rows: int | None = None, each: str = "a row") -> int:
         """How many rows `leaves` holds, after checking each against its field. SchemaError names the first that differs."""
         for path, field in self.fields.items():
             leaf = leaves[path]
@@ -109,7 +111,9 @@ class Schema:
             if rows is None:
                 rows = leaf.shape[0]
             elif leaf.shape[0] != rows:
-                raise SchemaError(f"{where}: leaf {path!r} has {leaf.shape[0]} rows; expected {rows}")
+                raise SchemaError(
+                    f"{where}: leaf {path!r} has a leading axis of {leaf.shape[0]}; expected {rows}, one {each}"
+                )
         assert rows is not None
         return rows
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from conduit.clock import Clock, Condition
-from conduit.errors import WaitTimeout
+from conduit.errors import ConduitError, OperatorError, WaitTimeout
 
 
 class _Thread(threading.local):
@@ -18,16 +18,16 @@ class Halt:
     """Makes the conditions that a store's parts wait on, and ends every wait once there is a reason to.
 
     The first reason stays. A wait that ends because of it raises a copy of it, so that tracebacks of different
-    threads don't pile up on one exception."""
+    threads don't pile up on one exception. What isn't an error of Conduit's becomes an OperatorError, with it as the cause."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._reason: BaseException | None = None
+        self._reason: ConduitError | None = None
         self._conditions: list[Condition] = []
         self._thread = _Thread()
 
     @property
-    def reason(self) -> BaseException | None:
+    def reason(self) -> ConduitError | None:
         return self._reason
 
     def waited_s(self) -> float:
@@ -42,7 +42,7 @@ class Halt:
     def now_because(self, reason: BaseException) -> None:
         """Ends all waits, now and later, with `reason`. Must not be called while holding one of the conditions."""
         if self._reason is None:
-            self._reason = reason
+            self._reason = reason if isinstance(reason, ConduitError) else _operator_error(reason)
         for condition in self._conditions:
             with condition:
                 condition.notify_all()
@@ -64,3 +64,9 @@ class Halt:
         self.check()
         if not done:
             raise WaitTimeout(why())
+
+
+def _operator_error(reason: BaseException) -> OperatorError:
+    error = OperatorError(f"the store stopped, since {type(reason).__name__} was raised inside it: {reason}")
+    error.__cause__ = reason
+    return error

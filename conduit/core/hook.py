@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from conduit.errors import HookError
+from conduit.errors import ConduitError, HookError
 
 Stage = Literal["ingestion", "delivery"]
 Scope = Literal["row", "trajectory", "unit"]
@@ -86,7 +86,7 @@ def run_hook(hook: Hook, data: Any) -> Any:
     port = _Port(hook.name, data)
     try:
         hook(port, port)
-    except HookError:
+    except ConduitError:
         raise
     # A hook is the user's code: whatever it raises must travel to the next push or pull.
     except Exception as error:

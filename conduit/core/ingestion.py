@@ -135,8 +135,10 @@ class Ingestion:
             while group := self._inbox.wait_take():
                 self.step(group, None)
         # Whatever ends the operator must reach the callers of push and pull, which would wait for it otherwise.
-        except Exception as error:
+        except BaseException as error:
             self._halt.now_because(error)
+            if not isinstance(error, Exception):
+                raise
 
     def catch_up(self, deadline_s: float) -> None:
         """In line: ingests the sealed groups. WaitTimeout when one's turn doesn't come in time; it stays for the next call."""
@@ -149,6 +151,9 @@ class Ingestion:
                 raise WaitTimeout(
                     f"{late}; what was pushed is taken, and will be ingested next: don't push it again"
                 ) from None
+            except BaseException:
+                self._inbox.put_back(group)
+                raise
             self._step_or_halt(group, deadline_s)
 
     @contextmanager
@@ -170,26 +175,26 @@ class Ingestion:
         if not self.overlap:
             assert group.turn is not None
             with self._order.serve(group.turn, deadline_s, _why_waiting), self._ledger.operator("ingestion"):
-                self._publish(self._chain.process(group), deadline_s)
+                self._publish(self._chain.process(group))
             return
         with self._ledger.operator("ingestion"):
             stored = self._chain.process(group)
         turn = self._inbox.wait_turn(group)
         with self._order.serve(turn, deadline_s, _why_waiting), self._ledger.operator("ingestion"):
-            self._publish(stored, deadline_s)
+            self._publish(stored)
 
     def _step_or_halt(self, group: Group, deadline_s: float) -> None:
         try:
             self.step(group, deadline_s)
-        # The group's rows are lost to the buffer: the store must not go on as if nothing had happened.
-        except Exception as error:
+        # The group's rows are lost to the buffer, be it by Ctrl-C: the store must not go on as if nothing had happened.
+        except BaseException as error:
             self._halt.now_because(error)
             raise
 
-    def _publish(self, stored: Sequence[Rows], deadline_s: float | None) -> None:
+    def _publish(self, stored: Sequence[Rows]) -> None:
         for rows in stored:
             if len(rows):
-                window = self._buffer.write(rows.data, rows.version, deadline_s)
+                window = self._buffer.write(rows.data, rows.version)
                 priority = None if rows.priority is None else rows.priority[-len(window) :]
                 self._sampler.insert(window.first, len(window), priority)
 

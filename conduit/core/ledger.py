@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 from conduit.clock import Clock
 
@@ -65,31 +64,38 @@ class Seconds:
         """Experience-path seconds on the critical path (the paper's exposed experience-path latency)."""
         return self.ingestion.exposed_s + self.delivery.exposed_s
 
-    def add(self, stage: Stage, seconds: float) -> None:
-        match stage:
-            case "rollout":
-                self.rollout_s += seconds
-            case "update":
-                self.update_s += seconds
-            case "ingestion":
-                self.ingestion.busy_s += seconds
-            case "delivery":
-                self.delivery.busy_s += seconds
 
-    def expose(self, port: Port, own_s: float, exposed_s: float) -> None:
-        """Adds a call of a port: its own work, and what it exposed in all. Priorities and advance count for delivery."""
-        operator = self.ingestion if port == "push" else self.delivery
-        operator.busy_s += own_s
-        operator.exposed_s += exposed_s
+_CELLS = 8
+_BUSY: dict[Stage, int] = {"rollout": 0, "update": 1, "ingestion": 2, "delivery": 4}
+_EXPOSED: dict[Port, int] = {"push": 3, "pull": 5, "priorities": 5, "advance": 5}
+"""Priorities and advance count for delivery."""
+_OWN: dict[Port, int] = {port: cell - 1 for port, cell in _EXPOSED.items()}
+_STARVED, _BLOCKED = 6, 7
+
+Cells = list[float]
+"""The seconds of an account, flat: a push is a matter of microseconds, and it is counted, too."""
+
+_MANY = 64
 
 
-class _Thread(threading.local):
-    """What is remembered of each thread that calls the store."""
+class _Account:
+    """What one thread spent. Only that thread writes it."""
 
-    in_port_s = 0.0
-    operating_s = 0.0
-    marked: Stage | None = None
-    last: tuple[Port, float] | None = None
+    __slots__ = ("cells", "in_port_s", "last", "marked", "operating_s", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+        self.cells: Cells = [0.0] * _CELLS
+        self.in_port_s = 0.0
+        self.operating_s = 0.0
+        self.marked: Stage | None = None
+        self.last: tuple[Port, float] | None = None
+
+    def infer(self, port: Port, now_s: float) -> None:
+        """Counts what the thread did, unmarked, between its last call and one of `port`."""
+        assert self.last is not None
+        before, since_s = self.last
+        self.cells[_BUSY[_BETWEEN.get((before, port), "rollout")]] += now_s - since_s
 
 
 class Ledger:
@@ -100,111 +106,182 @@ class Ledger:
 
     def __init__(self, clock: Clock, waited_s: Callable[[], float], keep: int = 4096) -> None:
         """`waited_s`: how long the calling thread has been in the store's waits; `keep`: how many iterations to remember."""
-        self._clock = clock
-        self._waited_s = waited_s
+        self.now = clock.now
+        self.waited_s = waited_s
         self._lock = threading.Lock()
-        self._thread = _Thread()
+        self._local = threading.local()
+        self._accounts: list[_Account] = []
+        self._retired: dict[str, Cells] = {}
         self._began_s = self._iteration_began_s = clock.now()
-        self._current = Seconds()
-        self._total = Seconds()
-        self._by_thread: dict[str, Seconds] = {}
-        self._iterations: deque[Seconds] = deque(maxlen=keep)
+        self._before: Cells = [0.0] * _CELLS
+        self._iterations: deque[tuple[Cells, float]] = deque(maxlen=keep)
         self.iteration_count = 0
 
     @property
     def iterations(self) -> tuple[Seconds, ...]:
         """The last iterations, oldest first; not the one that is running."""
         with self._lock:
-            return tuple(self._iterations)
+            return tuple(_seconds(cells, wall_s) for cells, wall_s in self._iterations)
 
     @property
     def total(self) -> Seconds:
         """All iterations and the running one."""
-        self._total.wall_s = self._clock.now() - self._began_s
-        return self._total
+        with self._lock:
+            return _seconds(self._sum(), self.now() - self._began_s)
 
     @property
     def by_thread(self) -> dict[str, Seconds]:
         """The same total, by the name of the thread that spent the seconds."""
         with self._lock:
-            return dict(self._by_thread)
+            spent = {name: list(cells) for name, cells in self._retired.items()}
+            for account in self._accounts:
+                name = account.thread.name
+                spent[name] = _add((spent.get(name, [0.0] * _CELLS), account.cells))
+            return {name: _seconds(cells, 0.0) for name, cells in spent.items()}
 
-    @contextmanager
-    def mark(self, stage: Stage) -> Iterator[None]:
+    def mark(self, stage: Stage) -> Mark:
         """The block is `stage`, less the time it spends in push and pull."""
-        thread = self._thread
-        outer, thread.marked = thread.marked, stage
-        began_s, in_port_s = self._clock.now(), thread.in_port_s
-        try:
-            yield
-        finally:
-            busy_s = self._clock.now() - began_s - (thread.in_port_s - in_port_s)
-            thread.marked = outer
-            if outer is not None:
-                # A stage inside another counts once, for the inner one.
-                thread.in_port_s += busy_s
-            if thread.last is not None:
-                thread.last = (thread.last[0], self._clock.now())
-            self._count(stage, busy_s)
+        return Mark(self, stage)
 
-    @contextmanager
-    def operator(self, stage: Stage) -> Iterator[None]:
+    def operator(self, stage: Stage) -> Operating:
         """The block is an operator at work."""
-        began_s = self._clock.now()
-        try:
-            yield
-        finally:
-            took_s = self._clock.now() - began_s
-            self._thread.operating_s += took_s
-            self._count(stage, took_s)
+        return Operating(self, _BUSY[stage])
 
-    @contextmanager
-    def port(self, port: Port) -> Iterator[Wait]:
+    def port(self, port: Port) -> PortCall:
         """The block is a caller in `port`: exposed, but for what the block says it waited for others."""
-        thread, began_s = self._thread, self._clock.now()
-        if thread.marked is None and thread.last is not None:
-            self._infer(thread.last, port, began_s)
-        wait, waited_s, operating_s = Wait(), self._waited_s(), thread.operating_s
-        try:
-            yield wait
-        finally:
-            ended_s = self._clock.now()
-            thread.last = (port, ended_s)
-            thread.in_port_s += ended_s - began_s
-            exposed_s = max(0.0, ended_s - began_s - wait.starved_s - wait.blocked_s)
-            idle_s = self._waited_s() - waited_s
-            own_s = max(0.0, ended_s - began_s - idle_s - (thread.operating_s - operating_s))
-            with self._lock:
-                for seconds in self._accounts():
-                    seconds.expose(port, own_s, exposed_s)
-                    seconds.starved_s += wait.starved_s
-                    seconds.blocked_s += wait.blocked_s
+        return PortCall(self, port)
 
     def end_iteration(self) -> None:
-        now_s = self._clock.now()
+        now_s = self.now()
         with self._lock:
-            self._current.wall_s = now_s - self._iteration_began_s
-            self._iterations.append(self._current)
-            self._current, self._iteration_began_s = Seconds(), now_s
+            spent = self._sum()
+            self._iterations.append(
+                ([a - b for a, b in zip(spent, self._before, strict=True)], now_s - self._iteration_began_s)
+            )
+            self._before, self._iteration_began_s = spent, now_s
             self.iteration_count += 1
 
-    def _infer(self, last: tuple[Port, float], port: Port, now_s: float) -> None:
-        before, since_s = last
-        self._count(_BETWEEN.get((before, port), "rollout"), now_s - since_s)
+    def account(self) -> _Account:
+        """The calling thread's account."""
+        try:
+            return self._local.account
+        except AttributeError:
+            account = self._local.account = _Account()
+            with self._lock:
+                self._accounts.append(account)
+                if len(self._accounts) > _MANY:
+                    self._retire()
+            return account
 
-    def _count(self, stage: Stage, seconds: float) -> None:
-        with self._lock:
-            for account in self._accounts():
-                account.add(stage, seconds)
+    def _retire(self) -> None:
+        """Accounts of threads that have ended are kept by name only."""
+        for account in [each for each in self._accounts if not each.thread.is_alive()]:
+            name = account.thread.name
+            self._retired[name] = _add((self._retired.get(name, [0.0] * _CELLS), account.cells))
+            self._accounts.remove(account)
 
-    def _accounts(self) -> tuple[Seconds, Seconds, Seconds]:
-        name = threading.current_thread().name
-        return self._current, self._total, self._by_thread.setdefault(name, Seconds())
+    def _sum(self) -> Cells:
+        return _add([*self._retired.values(), *(account.cells for account in self._accounts), [0.0] * _CELLS])
 
 
-@dataclass(slots=True)
-class Wait:
-    """What a call in a port waited for that is not the experience path's own work."""
+class Mark:
+    """A block of rollout or update. A stage inside another counts once, for the inner one."""
 
-    starved_s: float = 0.0
-    blocked_s: float = 0.0
+    __slots__ = ("_began_s", "_in_port_s", "_ledger", "_outer", "_stage")
+
+    def __init__(self, ledger: Ledger, stage: Stage) -> None:
+        self._ledger, self._stage = ledger, stage
+
+    def __enter__(self) -> Self:
+        account = self._ledger.account()
+        self._began_s, self._in_port_s = self._ledger.now(), account.in_port_s
+        if account.marked is None and account.last is not None:
+            # What wasn't marked before is what it would be before a call of this stage's.
+            port: Port = "push" if self._stage == "rollout" else "pull"
+            account.infer(port, self._began_s)
+        self._outer, account.marked = account.marked, self._stage
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        account, now_s = self._ledger.account(), self._ledger.now()
+        busy_s = now_s - self._began_s - (account.in_port_s - self._in_port_s)
+        account.marked = self._outer
+        if self._outer is not None:
+            account.in_port_s += busy_s
+        if account.last is not None:
+            account.last = (account.last[0], now_s)
+        account.cells[_BUSY[self._stage]] += busy_s
+
+
+class Operating:
+    """A block of an operator's work."""
+
+    __slots__ = ("_began_s", "_cell", "_ledger")
+
+    def __init__(self, ledger: Ledger, cell: int) -> None:
+        self._ledger, self._cell = ledger, cell
+
+    def __enter__(self) -> Self:
+        self._began_s = self._ledger.now()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        took_s = self._ledger.now() - self._began_s
+        account = self._ledger.account()
+        account.operating_s += took_s
+        account.cells[self._cell] += took_s
+
+
+class PortCall:
+    """A call of push, pull, update_priorities or advance."""
+
+    __slots__ = ("_began_s", "_ledger", "_operating_s", "_port", "_waited_s", "blocked_s", "ingesting_s", "starved_s")
+
+    def __init__(self, ledger: Ledger, port: Port) -> None:
+        self._ledger, self._port = ledger, port
+        self.starved_s = 0.0
+        """How long the call waited for rows that nobody had pushed."""
+        self.blocked_s = 0.0
+        """How long it waited for learners to end the iteration."""
+        self.ingesting_s = 0.0
+        """How long a pull waited for rows that were pushed and not ingested yet, or ingested them itself."""
+
+    def __enter__(self) -> Self:
+        ledger = self._ledger
+        account = ledger.account()
+        self._began_s = began_s = ledger.now()
+        if account.marked is None and account.last is not None:
+            account.infer(self._port, began_s)
+        self._waited_s, self._operating_s = ledger.waited_s(), account.operating_s
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        ledger = self._ledger
+        account, ended_s = ledger.account(), ledger.now()
+        took_s = ended_s - self._began_s
+        account.last = (self._port, ended_s)
+        account.in_port_s += took_s
+        own_s = took_s - (ledger.waited_s() - self._waited_s) - (account.operating_s - self._operating_s)
+        cells = account.cells
+        cells[_OWN[self._port]] += max(0.0, own_s)
+        cells[_EXPOSED[self._port]] += max(0.0, took_s - self.starved_s - self.blocked_s - self.ingesting_s)
+        cells[_EXPOSED["push"]] += self.ingesting_s
+        cells[_STARVED] += self.starved_s
+        cells[_BLOCKED] += self.blocked_s
+
+
+def _add(accounts: Iterable[Cells]) -> Cells:
+    return [sum(cell) for cell in zip(*accounts, strict=True)]
+
+
+def _seconds(cells: Cells, wall_s: float) -> Seconds:
+    rollout_s, update_s, ing_busy_s, ing_exposed_s, del_busy_s, del_exposed_s, starved_s, blocked_s = cells
+    return Seconds(
+        rollout_s,
+        update_s,
+        OperatorSeconds(ing_busy_s, ing_exposed_s),
+        OperatorSeconds(del_busy_s, del_exposed_s),
+        starved_s,
+        blocked_s,
+        wall_s,
+    )

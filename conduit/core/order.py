@@ -7,6 +7,7 @@ counted in what was pushed and pulled before it, and a rerun repeats whatever th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,12 +18,13 @@ class Turn:
     """A place in the order. `ready` is None for one that those behind must wait for; otherwise it is passed over until
     `ready()` is true (a draw that lacks rows must let the rows pass)."""
 
-    __slots__ = ("action", "begun", "passed_over", "ready", "ready_at_s", "withdrawn")
+    __slots__ = ("action", "began_at_s", "begun", "passed_over", "ready", "ready_at_s", "withdrawn")
 
     def __init__(self, ready: Callable[[], bool] | None, action: Callable[[], None] | None = None) -> None:
         self.ready = ready
         self.action = action
         self.begun = False
+        self.began_at_s = math.inf
         self.withdrawn = False
         self.passed_over = False
         self.ready_at_s: float | None = None
@@ -108,7 +110,7 @@ class Order:
                 return
             if turn.action is None:
                 self._serving = turn
-                turn.begun = True
+                turn.begun, turn.began_at_s = True, self._halt.clock.now()
                 self._changed.notify_all()
                 return
             self._turns.remove(turn)

@@ -11,7 +11,7 @@ import numpy as np
 from conduit.core.episodes import End, Rows
 from conduit.core.experience import Tree, map_leaves
 from conduit.core.halt import Halt
-from conduit.core.ledger import Wait
+from conduit.core.ledger import PortCall
 from conduit.core.staging import Cut, Group, Inbox
 from conduit.errors import FreshnessError, ScheduleError, UnitError
 
@@ -36,7 +36,7 @@ class Rollout(Protocol):
         """The actor may push from now on."""
         ...
 
-    def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: Wait) -> bool:
+    def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
         """Takes one push. False if it was dropped."""
         ...
 
@@ -77,7 +77,7 @@ class OffPolicyRollout:
     def join(self, actor: ActorLanes) -> None:
         pass
 
-    def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: Wait) -> bool:
+    def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
         rows = _stamp(rows, self.version if version is None else version)
         with self._inbox.changed:
             if not self._has_room():
@@ -146,7 +146,7 @@ class OnPolicyRollout:
         with self._inbox.changed:
             self._actors.add(actor.actor)
 
-    def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: Wait) -> bool:
+    def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
         with self._inbox.changed:
             self._admit(actor, len(rows), version, deadline_s, wait)
             rows = _stamp(rows, self.version)
@@ -166,9 +166,10 @@ class OnPolicyRollout:
                 raise UnitError(f"actor {actor.actor} has ended its unit for iteration {self.version} already")
             if self._taken < self._unit and self._actors <= self._ended | {actor.actor}:
                 raise UnitError(
-                    f"iteration {self.version} is short: {self._taken} of {self._unit} rows (rollout_unit) at end_unit(). "
-                    "Push the rest first; where an environment resets in a step of its own (Gymnasium's NEXT_STEP autoreset), "
-                    "such steps are no rows: use SAME_STEP"
+                    f"iteration {self.version} is short: {self._taken} of {self._unit} rows (rollout_unit) when the last of "
+                    f"{len(self._actors)} actors calls end_unit(). Push the rest first, and make all actors before the first "
+                    "ends; where an environment resets in a step of its own (Gymnasium's NEXT_STEP autoreset), such steps are "
+                    "no rows: use SAME_STEP"
                 )
             self._ended.add(actor.actor)
             for place, lane in enumerate(actor.lanes):
@@ -203,7 +204,7 @@ class OnPolicyRollout:
             return self.version
 
     def why_open(self) -> str:
-        """What is missing for the iteration to be whole."""
+        """What is missing for the iteration to be whole; empty when nothing is."""
         if self._taken < self._unit:
             return f"iteration {self.version} has {self._taken} of {self._unit} rows (rollout_unit): push {self._unit - self._taken} more"
         if not self._closed:
@@ -211,7 +212,7 @@ class OnPolicyRollout:
                 f"iteration {self.version} has its {self._unit} rows, but lanes {sorted(self._open)} are open: "
                 "call actor.end_unit(bootstrap=…), since ingestion hooks look at whole trajectories"
             )
-        return f"iteration {self.version} has its {self._unit} rows, which are being ingested"
+        return ""
 
     def _begin(self) -> None:
         self._group = Group()
@@ -222,11 +223,15 @@ class OnPolicyRollout:
         self._ended: set[int] = set()
         self._bootstrap: dict[int, Mapping[str, Tree]] = {}
 
-    def _admit(self, actor: ActorLanes, rows: int, version: int | None, deadline_s: float, wait: Wait) -> None:
+    def _admit(self, actor: ActorLanes, rows: int, version: int | None, deadline_s: float, wait: PortCall) -> None:
         if version is not None and version == self.version + 1:
             began_s = self._halt.clock.now()
-            self._halt.wait(self._inbox.changed, lambda: self.version >= version, deadline_s, self._why_not_advanced)
-            wait.blocked_s += self._halt.clock.now() - began_s
+            try:
+                self._halt.wait(
+                    self._inbox.changed, lambda: self.version >= version, deadline_s, self._why_not_advanced
+                )
+            finally:
+                wait.blocked_s += self._halt.clock.now() - began_s
         if version is not None and version != self.version:
             raise FreshnessError(
                 f"rows of policy version {version} were pushed while iteration {self.version} is running; expected {self.version}, "
@@ -253,7 +258,7 @@ class OnPolicyRollout:
         self._inbox.seal(group)
 
     def _why_not_advanced(self) -> str:
-        return f"rows of version {self.version + 1} wait for iteration {self.version} to end: {self.why_open()}; then store.advance()"
+        return f"rows of version {self.version + 1} wait for iteration {self.version} to end: {self.why_open() or 'it is whole'}; then store.advance()"
 
 
 def _stamp(rows: Rows, version: int) -> Rows:

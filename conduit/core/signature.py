@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,9 @@ class Signature:
         self._prioritized = prioritized
         self._highest_priority = highest_priority
         self._schema: Schema | None = None
-        self._first = threading.Lock()
+        self._lock = threading.Lock()
+        self.fixed = False
+        """Whether a push has been taken; before, its schema is provisional."""
 
     def step(self, tree: Tree, final: Final, valid: Any, priority: Any, lanes: range) -> Rows:
         """One step of all `lanes`, as the rows of those that are valid."""
@@ -50,7 +53,6 @@ class Signature:
         ends[[lane for lane in ended if ends[lane] == End.TRUNCATED and lane not in finals]] = End.CUT
         rows = np.flatnonzero(kept)
         chosen = self._priorities(priority, count, rows, "push")
-        self._fix(schema, leaves, "push")
         return Rows(
             data=schema.unflatten({path: leaf[rows] for path, leaf in leaves.items()}),
             lane=lanes.start + rows,
@@ -79,7 +81,6 @@ class Signature:
         if ends[-1] == End.TRUNCATED and not finals:
             ends[-1] = End.CUT
         chosen = self._priorities(priority, count, np.arange(count), "push_trajectory")
-        self._fix(schema, leaves, "push_trajectory")
         return Rows(
             data=schema.unflatten({path: leaf.copy() for path, leaf in leaves.items()}),
             lane=np.full(count, lane, np.int64),
@@ -100,23 +101,31 @@ class Signature:
         self._check_known(schema, tree, lanes, "end_unit: bootstrap")
         return map_leaves(np.copy, tree)
 
+    @contextmanager
+    def fixed_by(self, rows: Rows) -> Iterator[None]:
+        """Around the block that takes `rows`: if it does, and they are the first, their schema is the push schema."""
+        with self._lock:
+            if self._schema is None:
+                self._schema = _push_schema(rows.data, "push")
+            else:
+                # Two actors' first pushes at once: the later one must fit the earlier one's.
+                self._schema.check(self._schema.flatten(rows.data, "push"), "push")
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                if not self.fixed:
+                    self._schema = None
+            raise
+        with self._lock:
+            self.fixed = True
+
     def _leaves(self, tree: Tree, rows: int | None, where: str) -> tuple[Schema, dict[str, Array]]:
         tree = self._arrays(tree, where)
         schema = self._schema or _push_schema(tree, where)
         leaves = schema.flatten(tree, where)
-        schema.check(leaves, where, rows)
+        schema.check(leaves, where, rows, "a lane")
         return schema, leaves
-
-    def _fix(self, schema: Schema, leaves: Mapping[str, Array], where: str) -> None:
-        """A push that fits in every respect fixes the schema, if it is the first."""
-        if self._schema is schema:
-            return
-        with self._first:
-            if self._schema is None:
-                self._schema = schema
-            else:
-                # Two actors' first pushes at once: the later one must fit the earlier one's.
-                self._schema.check(self._schema.flatten(schema.unflatten(leaves), where), where)
 
     def _arrays(self, tree: Tree, where: str) -> Tree:
         """`tree` with NumPy leaves."""

@@ -29,9 +29,10 @@ BATCH = 256
 CAPACITY = 50_000
 WARM_UP = 125
 """Steps that act at random and train nothing."""
+ITERATION_STEPS = 1
 CHECK_EVERY = 500
 """Steps after which the greedy policy is tried, and training ends if it is good."""
-COMPARED_STEPS = CHECK_EVERY
+COMPARED_STEPS = 400
 EXPLORE = 3_000
 """Steps over which the chance of a random action falls from 1 to 0.05."""
 GAMMA = 0.99
@@ -72,10 +73,11 @@ def train(
         ) as store,
     ):
         actor, learner = store.actor(lanes=LANES), store.learner(to="torch")
-        stream = steps(envs, explorer(online, rng), seed=seed)
+        stream = steps(envs, explorer(online, rng), seed=seed, action_dtype=np.int32)
         for done in range(train_steps):
             with store.rollout():
                 actor.push(next(stream))
+            progress(done + 1, stream.returns)
             if done < WARM_UP:
                 continue
             batch = learner.pull()
@@ -83,7 +85,6 @@ def train(
                 td_error = update(online, target, optimizer, batch)
                 decay.step()
             store.update_priorities(batch.info.keys, td_error.abs())
-            progress(done + 1, stream.returns)
             if (done + 1) % CHECK_EVERY == 0 and np.mean(evaluate(greedy(target), seed=seed)) >= SOLVED:
                 break
         return Trained(greedy(target), store.ledger, time.perf_counter() - began_s)
@@ -114,7 +115,7 @@ def update(
 def greedy(network: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
     @torch.no_grad()
     def act(obs: np.ndarray) -> np.ndarray:
-        return network(torch.from_numpy(obs)).argmax(1).to(torch.int32).numpy()
+        return network(torch.from_numpy(obs)).argmax(1).numpy()
 
     return act
 
@@ -127,7 +128,7 @@ def explorer(network: nn.Module, rng: np.random.Generator) -> Callable[[np.ndarr
         nonlocal calls
         epsilon = max(0.05, 1.0 - calls / EXPLORE)
         calls += 1
-        random = rng.integers(0, 2, LANES, dtype=np.int32)
+        random = rng.integers(0, 2, LANES)
         return np.where(rng.random(LANES) < epsilon, random, act(obs))
 
     return explore

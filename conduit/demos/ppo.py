@@ -25,6 +25,7 @@ BACKEND = "jax"
 LANES = 8
 ROLLOUT = 128
 """Steps of all lanes in an iteration's rollout."""
+ITERATION_STEPS = ROLLOUT
 ITERATIONS = 100
 STEPS = ITERATIONS * ROLLOUT
 EPOCHS = 8
@@ -48,7 +49,7 @@ def train(
     schedule: conduit.Schedule = OVERLAPPED,
     progress: Progress = lambda done, returns: None,
 ) -> Trained:
-    """A greedy policy after `train_steps` steps of all lanes (whole iterations), and where the seconds went."""
+    """A greedy policy after `train_steps` steps of all lanes, rounded up to whole iterations, and where the seconds went."""
     params = initial(jax.random.key(seed))
     state = optimizer().init(params)
     rng = np.random.default_rng(seed)
@@ -77,7 +78,7 @@ def train(
     ):
         actor, learner = store.actor(lanes=LANES), store.learner(to="jax")
         stream = steps(envs, act, seed=seed, next_obs=False, value=critic)
-        for iteration in range(train_steps // ROLLOUT):
+        for iteration in range(-(-train_steps // ROLLOUT)):
             with store.rollout():
                 for _ in range(ROLLOUT):
                     actor.push(next(stream))

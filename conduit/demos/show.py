@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +20,10 @@ from conduit.report import ledger_table
 
 GOOD = 400.0
 """The mean return a demo has to reach."""
+DRAW_EVERY = 50
+"""Steps from one drawing of the bar to the next: drawing costs more than a step."""
+ROUNDS = 5
+"""Of the comparison: short runs are noisy, so each schedule is run so often, and the medians count."""
 
 
 class Trainer(Protocol):
@@ -25,6 +32,8 @@ class Trainer(Protocol):
     TITLE: str
     BACKEND: str
     STEPS: int
+    ITERATION_STEPS: int
+    """Training takes whole multiples of it."""
     COMPARED_STEPS: int
     OVERLAPPED: conduit.Schedule
     IN_LINE: conduit.Schedule
@@ -47,10 +56,12 @@ def run(
     """Trains, evaluates and compares; whether the mean return is `GOOD`."""
     console = Console()
     backend = backend or trainer.BACKEND
-    steps = trainer.STEPS if steps is None else steps
     console.print(f"{trainer.TITLE}, store on {backend}, seed {seed}", soft_wrap=True)
+    steps = _whole(console, trainer, trainer.STEPS if steps is None else steps)
     schedule = trainer.IN_LINE if inline else trainer.OVERLAPPED
     trained = _train_with_a_bar(console, trainer, backend, seed, steps, schedule)
+    if not trained.ledger.iteration_count:
+        console.print(f"Nothing was trained: the first {steps:,} steps only fill the store", soft_wrap=True)
     returns = evaluate(trained.policy, episodes)
     mean = float(np.mean(returns))
     console.print(
@@ -61,8 +72,17 @@ def run(
     console.print(ledger_table(trained.ledger))
     compared = trainer.COMPARED_STEPS if compare is None else compare
     if compared:
-        console.print(_comparison(trainer, backend, seed, compared))
+        _compare(console, trainer, backend, seed, _whole(console, trainer, compared))
     return mean >= GOOD
+
+
+def _whole(console: Console, trainer: Trainer, steps: int) -> int:
+    """`steps` rounded up to whole iterations, which is said if it changes them."""
+    each = trainer.ITERATION_STEPS
+    whole = -(-steps // each) * each
+    if whole != steps:
+        console.print(f"{steps:,} steps are rounded up to {whole:,}: whole iterations of {each}", soft_wrap=True)
+    return whole
 
 
 def _train_with_a_bar(
@@ -77,27 +97,89 @@ def _train_with_a_bar(
     )
     with Bar(*columns, console=console) as bar:
         task = bar.add_task("", total=steps, mean="…")
+        drawn = 0
 
         def progress(done: int, returns: Sequence[float]) -> None:
-            if done % 50:
-                return  # drawing costs more than a step
+            nonlocal drawn
+            if done - drawn < DRAW_EVERY and done < steps:
+                return
+            drawn = done
             mean = f"{np.mean(list(returns)[-20:]):.0f}" if returns else "…"
             bar.update(task, completed=done, mean=mean)
 
         return trainer.train(backend, seed, steps, schedule, progress)
 
 
-def _comparison(trainer: Trainer, backend: str, seed: int, steps: int) -> Table:
-    """The same short training twice, in line and overlapped: what each left on the critical path."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run took, and what its loop waited for in push (ingestion) and pull (delivery)."""
+
+    ingestion_s: float
+    delivery_s: float
+    train_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        return self.ingestion_s + self.delivery_s
+
+
+def _compare(console: Console, trainer: Trainer, backend: str, seed: int, steps: int) -> None:
+    """The same short training in line and overlapped, by turns: what each left on the critical path."""
     table = Table(
-        title=f"The same trainer for {steps:,} steps, measured on this machine",
-        caption="exposed: what the loop waited for in push and pull",
+        title=f"{steps:,} steps on each schedule, measured on this machine",
+        caption=f"each the median of {ROUNDS} rounds, after one to warm up",
     )
     for heading in ("schedule", "ingestion", "delivery", "exposed s", "of s"):
         table.add_column(heading, justify="left" if heading == "schedule" else "right")
-    for label, schedule in (("in line", trainer.IN_LINE), ("overlapped", trainer.OVERLAPPED)):
-        trained = trainer.train(backend, seed, steps, schedule)
-        total = trained.ledger.total
-        cells = (total.ingestion.exposed_s, total.delivery.exposed_s, total.exposed_s, trained.train_s)
+    with console.status("comparing the schedules"):
+        in_line, overlapped = _by_turns(trainer, backend, seed, steps)
+    for label, costs in (("in line", in_line), ("overlapped", overlapped)):
+        cells = (
+            median(cost.ingestion_s for cost in costs),
+            median(cost.delivery_s for cost in costs),
+            median(cost.exposed_s for cost in costs),
+            median(cost.train_s for cost in costs),
+        )
         table.add_row(label, *(f"{seconds:.3f}" for seconds in cells))
-    return table
+    console.print(table)
+    console.print(verdict(in_line, overlapped), soft_wrap=True)
+
+
+def _by_turns(trainer: Trainer, backend: str, seed: int, steps: int) -> tuple[list[Cost], list[Cost]]:
+    """The costs of each round, in line and overlapped; what slows the machine for a while slows both."""
+    schedules = (trainer.IN_LINE, trainer.OVERLAPPED)
+    costs: tuple[list[Cost], list[Cost]] = ([], [])
+    for number in range(1 + ROUNDS):
+        for which in (0, 1) if number % 2 else (1, 0):
+            trained = trainer.train(backend, seed, steps, schedules[which])
+            total = trained.ledger.total
+            if number:  # the first one compiled, and touched its memory for the first time
+                costs[which].append(Cost(total.ingestion.exposed_s, total.delivery.exposed_s, trained.train_s))
+    return costs
+
+
+def verdict(in_line: Sequence[Cost], overlapped: Sequence[Cost]) -> str:
+    """Whether overlapping paid in these rounds: it did if nearly all of them and the medians say so."""
+    rounds = len(in_line)
+    won = sum(after.train_s < before.train_s for before, after in zip(in_line, overlapped, strict=True))
+    waited = _ratio([cost.exposed_s for cost in in_line], [cost.exposed_s for cost in overlapped])
+    took = _ratio([cost.train_s for cost in in_line], [cost.train_s for cost in overlapped])
+    found = (
+        f"Overlapped, the loop waited {_change(waited)} in push and pull (exposed) and took {_change(took)} time in all; "
+        f"it was the faster in {won} of {rounds} rounds."
+    )
+    if won >= rounds - 1 and took < 1:
+        return f"{found} Overlapping pays here."
+    judged = "doesn't pay here" if won <= 1 and took > 1 else "makes no clear difference here"
+    return (
+        f"{found} Overlapping {judged}, on {os.cpu_count()} cores: CartPole's rows are tiny, and handing them to another "
+        "thread costs about what it hides. It pays where rows are large, hooks are slow or cores are idle."
+    )
+
+
+def _ratio(before: Sequence[float], after: Sequence[float]) -> float:
+    return median(after) / median(before)
+
+
+def _change(ratio: float) -> str:
+    return f"{abs(1 - ratio):.0%} {'less' if ratio < 1 else 'more'}"

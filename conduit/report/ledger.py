@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from conduit.core.ledger import Ledger, OperatorSeconds, Seconds
+from conduit.errors import MissingExtraError
+
+try:
+    from rich.table import Table
+except ImportError as error:
+    raise MissingExtraError("conduit.report needs rich; install it with: pip install 'conduit-rl[cli]'") from error
 
 
 def ledger_table(ledger: Ledger, title: str = "Where the seconds went") -> Table:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from conduit.core.hook import HookInput, HookOutput, RowRule, Scope, Stage
+from conduit.errors import SchemaError
 from conduit.transforms.leaves import map_leaves
 
 
@@ -17,7 +18,10 @@ class Normalize:
     """Shifts and scales `leaf` to mean 0 and standard deviation 1 over the whole rollout unit (all lanes and steps).
 
     (x − mean) / (std + eps), computed in float64 over every element, kept in the leaf's dtype. `leaf` is a path such as
-    "advantage"; where it names a subtree, each leaf below it is normalised by itself."""
+    "advantage"; where it names a subtree, each leaf below it is normalised by itself.
+
+    On-policy a unit is the iteration; off-policy it is one push, so the mean is over that push's lanes only. SchemaError
+    for a unit of one row, which would lose its value."""
 
     leaf: str = "advantage"
     eps: float = 1e-8
@@ -35,6 +39,11 @@ class Normalize:
 
     def _normalize(self, leaf: Any) -> NDArray[Any]:
         x = np.asarray(leaf)
+        if len(x) == 1:
+            raise SchemaError(
+                f"{self.name}: the unit has 1 row, whose deviation is 0, and its value would be lost; expected at least 2. "
+                'Off-policy a unit is one push: scale by a constant in a hook of your own (per="row"), or in the trainer'
+            )
         centred = x - x.mean(dtype=np.float64)
         return (centred / (x.std(dtype=np.float64) + self.eps)).astype(x.dtype)
 

@@ -12,7 +12,7 @@ from conduit.clock import RealClock, VirtualClock
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.halt import Halt
 from conduit.core.placement import Placement
-from conduit.errors import CapacityError, ClosedError, SchemaError, WaitTimeout
+from conduit.errors import CapacityError, ClosedError, SchemaError
 from conduit.topology.endpoint import PAGEABLE, PINNED, Endpoint, Tier
 
 DEVICES = [Endpoint(Tier.DEVICE, index) for index in range(3)]
@@ -28,14 +28,15 @@ def buffer(capacity: int, placement: Placement = PLACEMENTS[0], budgets=None, cl
     return ExperienceBuffer(load("reference"), capacity, placement, budgets or {}, Halt(clock or RealClock()))
 
 
-def append(into: ExperienceBuffer, first: int, count: int, deadline_s: float | None = None):
+def append(into: ExperienceBuffer, first: int, count: int):
     key = np.arange(first, first + count)
-    return into.write({"key": key, "wide": np.repeat(key[:, None], 3, 1).astype(np.float32)}, key // 3, deadline_s)
+    return into.write({"key": key, "wide": np.repeat(key[:, None], 3, 1).astype(np.float32)}, key // 3)
 
 
 def keys_at(from_: ExperienceBuffer, keys: np.ndarray) -> list[int]:
-    with from_.lease(keys):
-        got = from_.read(keys, PAGEABLE).arrays
+    lease = from_.lease(keys)
+    got = from_.read(keys, PAGEABLE).arrays
+    from_.end_lease(lease)
     assert (got["wide"] == got["key"][:, None]).all()
     return got["key"].tolist()
 
@@ -60,22 +61,39 @@ def test_every_live_row_is_read_by_its_key_whatever_the_pushes_and_the_shards(ca
 def test_drop_forgets_the_rows_and_numbers_go_on():
     ring = buffer(8)
     append(ring, 0, 8)
-    ring.drop(None)
+    ring.drop()
     assert (len(ring.window), ring.window.stop) == (0, 8)
     append(ring, 8, 5)
     assert keys_at(ring, np.arange(8, 13)) == list(range(8, 13))
 
 
+def waiting_write(clock: VirtualClock, ring: ExperienceBuffer, first: int, count: int):
+    """A write on a thread of its own; it has begun when this returns."""
+
+    def write() -> None:
+        append(ring, first, count)
+
+    task = clock.spawn(write, "writer")
+    clock.sleep(1.0)
+    return task
+
+
 def test_a_writer_waits_only_for_readers_of_the_rows_it_replaces():
-    ring = buffer(4)
-    append(ring, 0, 4)
-    newest = ring.take_lease(np.array([2, 3]))
-    append(ring, 4, 2, deadline_s=ring._halt.clock.now())
-    with pytest.raises(WaitTimeout, match="rows before 3 are still being read"):
-        append(ring, 6, 1, deadline_s=ring._halt.clock.now() + 0.01)
-    ring.end_lease(newest)
-    append(ring, 6, 1, deadline_s=ring._halt.clock.now() + 1.0)
-    assert ring.window.stop == 7
+    clock = VirtualClock()
+
+    def main() -> None:
+        ring = buffer(4, clock=clock)
+        append(ring, 0, 4)
+        newest = ring.lease(np.array([2, 3]))
+        assert not waiting_write(clock, ring, 4, 2).alive()
+        writer = waiting_write(clock, ring, 6, 1)
+        assert writer.alive(), "it replaces row 2"
+        assert ring.window.stop == 6
+        ring.end_lease(newest)
+        assert writer.join()
+        assert ring.window.stop == 7
+
+    clock.run(main)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -86,7 +104,7 @@ def test_a_leased_row_is_not_overwritten_before_its_lease_ends(seed):
         ring = buffer(4, clock=clock)
         append(ring, 0, 4)
         events = []
-        lease = ring.take_lease(np.array([1, 3]))
+        lease = ring.lease(np.array([1, 3]))
 
         def write() -> None:
             append(ring, 4, 2)
@@ -104,14 +122,20 @@ def test_a_leased_row_is_not_overwritten_before_its_lease_ends(seed):
 
 
 def test_the_window_is_never_less_than_empty_while_a_write_larger_than_the_ring_waits():
-    ring = buffer(4)
-    append(ring, 0, 2)
-    lease = ring.take_lease(np.array([0]))
-    with pytest.raises(WaitTimeout):
-        append(ring, 2, 9, deadline_s=ring._halt.clock.now() + 0.01)
-    assert ring.window.first <= ring.window.stop, "as another thread sees it while the write waits"
-    assert len(ring.window) >= 0
-    ring.end_lease(lease)
+    clock = VirtualClock()
+
+    def main() -> None:
+        ring = buffer(4, clock=clock)
+        append(ring, 0, 2)
+        lease = ring.lease(np.array([0]))
+        writer = waiting_write(clock, ring, 2, 9)
+        assert writer.alive()
+        assert (ring.window.first, ring.window.stop) == (2, 2), "as another thread sees it while the write waits"
+        ring.end_lease(lease)
+        assert writer.join()
+        assert (ring.window.first, ring.window.stop) == (7, 11)
+
+    clock.run(main)
 
 
 def test_rows_too_many_for_a_budget_are_refused_with_every_figure():
@@ -146,7 +170,7 @@ def test_later_rows_must_fit_the_stored_schema():
     ring = buffer(4)
     append(ring, 0, 1)
     with pytest.raises(SchemaError, match="stored rows: leaf 'wide' has dtype float64"):
-        ring.write({"key": np.zeros(1, int), "wide": np.zeros((1, 3))}, np.zeros(1, int), None)
+        ring.write({"key": np.zeros(1, int), "wide": np.zeros((1, 3))}, np.zeros(1, int))
 
 
 def test_bytes_are_counted_by_endpoint():

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from io import StringIO
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import conduit
 from conduit import cli
-from conduit.demos import dqn, ppo
-from conduit.demos.trained import evaluate
+from conduit.demos import dqn, ppo, show
+from conduit.demos.trained import Progress, evaluate
 from conduit.errors import MissingExtraError
 
 STATES = np.random.default_rng(0).normal(size=(256, 4)).astype(np.float32)
@@ -66,6 +68,51 @@ def test_the_command_prints_return_ledger_and_comparison(trainer: str) -> None:
         assert said in ran.output
 
 
+def test_steps_are_rounded_up_to_whole_iterations_and_the_command_says_so() -> None:
+    args = ["demo", "ppo", "--steps", "1", "--compare", "0", "--evaluate", "1"]
+    said = CliRunner().invoke(cli.app, args).output
+    assert "1 steps are rounded up to 128: whole iterations of 128" in said
+    assert "128/128" in said
+    assert "Where the seconds went (1 iterations" in said
+
+
+def test_steps_that_train_nothing_are_no_silent_success() -> None:
+    said = CliRunner().invoke(cli.app, ["demo", "dqn", "--steps", "7", "--compare", "0", "--evaluate", "1"]).output
+    assert "7/7" in said
+    assert "Nothing was trained" in said
+
+
+@pytest.mark.parametrize("every", [1, 50, 128])
+def test_the_bar_moves_whatever_the_trainers_step(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(show.Bar, "update", lambda bar, task, completed, mean: drawn.append(completed))
+
+    def train(backend: str, seed: int, steps: int, schedule: conduit.Schedule, progress: Progress) -> None:
+        for done in range(every, steps + 1, every):
+            progress(done, [])
+
+    monkeypatch.setattr(dqn, "train", train)
+    show._train_with_a_bar(Console(file=StringIO()), cast(Any, dqn), "torch", 0, 6400, dqn.IN_LINE)
+    assert drawn == list(range(max(every, show.DRAW_EVERY), 6401, max(every, show.DRAW_EVERY)))
+
+
+def costs(*train_s: float, exposed_s: float) -> list[show.Cost]:
+    return [show.Cost(exposed_s / 4, exposed_s * 3 / 4, seconds) for seconds in train_s]
+
+
+def test_the_verdict_says_whether_overlapping_paid() -> None:
+    in_line = costs(1.0, 1.0, 1.0, exposed_s=0.4)
+    paid = show.verdict(in_line, costs(0.8, 0.9, 0.7, exposed_s=0.1))
+    assert "waited 75% less in push and pull (exposed) and took 20% less time in all" in paid
+    assert "faster in 3 of 3 rounds" in paid
+    assert paid.endswith("Overlapping pays here.")
+    lost = show.verdict(in_line, costs(1.1, 1.2, 1.3, exposed_s=0.2))
+    assert "waited 50% less in push and pull (exposed) and took 20% more time in all" in lost
+    assert "Overlapping doesn't pay here" in lost
+    assert "It pays where" in lost
+    assert "makes no clear difference here" in show.verdict(in_line, costs(0.9, 0.95, 1.2, exposed_s=0.4))
+
+
 def test_the_command_fails_where_the_agent_isnt_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conduit.demos.show.evaluate", lambda policy, episodes: [399.0] * episodes)
     args = ["demo", "dqn", "--steps", "10", "--compare", "0", "--inline", "--backend", "reference"]
@@ -96,7 +143,13 @@ def test_main_tells_conduits_own_errors_without_a_traceback(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("missing", "imported", "extra"),
-    [("typer", "conduit.cli", "cli"), ("gymnasium", "conduit.integrations.gymnasium", "demo")],
+    [
+        ("typer", "conduit.cli", "cli"),
+        ("typer", "conduit.cli", "demo"),
+        ("gymnasium", "conduit.integrations.gymnasium", "demo"),
+        ("rich", "conduit.report", "cli"),
+        ("pytest", "conduit.testing", "test"),
+    ],
 )
 def test_without_its_library_a_module_names_the_extra(missing: str, imported: str, extra: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; import {imported}"

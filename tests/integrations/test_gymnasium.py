@@ -343,6 +343,31 @@ def test_rewards_have_the_dtype_asked_for() -> None:
     assert next(steps(envs, policy, reward_dtype=np.float64)).rows["reward"].dtype == np.float64
 
 
+def test_actions_keep_the_policys_dtype_unless_one_is_asked_for() -> None:
+    envs = counting(AutoresetMode.DISABLED)
+    for decide in (lambda obs: np.full(4, 7), lambda obs: {"action": np.full(4, 7), "value": np.zeros(4)}):
+        assert next(steps(envs, decide)).rows["action"].dtype == np.int64
+        step = next(steps(envs, decide, action_dtype=np.int32))
+        assert step.rows["action"].dtype == np.int32
+        assert_array_equal(step.rows["action"], [7] * 4)
+        assert step.rows.get("value", np.zeros(1)).dtype == np.float64
+
+
+def test_an_action_whose_values_the_dtype_cant_hold_is_refused() -> None:
+    stream = steps(counting(AutoresetMode.DISABLED), lambda obs: np.full(4, 0.5), action_dtype=np.int32)
+    with pytest.raises(SchemaError, match="action_dtype=int32: the policy's action is float64"):
+        next(stream)
+
+
+def test_default_actions_reach_a_jax_learner_with_action_dtype() -> None:
+    stream = steps(counting(AutoresetMode.DISABLED), lambda obs: np.full(4, 7), action_dtype=np.int32)
+    with conduit.Store(backend="jax", capacity=64, batch_size=4) as store:
+        actor, learner = store.actor(lanes=4), store.learner()
+        for step in islice(stream, 3):
+            actor.push(step)
+        assert learner.pull().data["action"].tolist() == [7] * 4
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_finished_episodes_are_counted_once_each(mode: AutoresetMode) -> None:
     stream = steps(counting(mode), policy, history=1000)

@@ -87,6 +87,14 @@ def test_every_row_gets_the_advantage_of_its_own_stream(backend: str, schedule: 
             assert_allclose(got["pixel"], made["pixel"].ravel()[got["id"]] / 255, rtol=1e-6)
 
 
+def test_off_policy_normalize_sees_one_push_and_refuses_one_row() -> None:
+    with conduit.Store(backend="reference", capacity=8, batch_size=2, ingestion=[Normalize("reward")]) as store:
+        store.actor(lanes=2).push({"reward": np.array([1, 3], np.float32)})
+        assert set(store.learner().pull().data["reward"].tolist()) <= {-1.0, 1.0}
+        with pytest.raises(HookError, match="the unit has 1 row"):
+            store.actor().push({"reward": np.array([5], np.float32)})
+
+
 def test_without_a_bootstrap_the_edge_of_the_unit_is_refused_with_a_remedy() -> None:
     with conduit.Store(
         backend="reference", mode="on_policy", rollout_unit=LANES, batch_size=LANES, ingestion=[GAE()]

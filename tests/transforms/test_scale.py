@@ -28,6 +28,14 @@ def test_normalize_keeps_large_offsets_exact() -> None:
     assert_allclose(got["advantage"], [-1, 1], rtol=1e-6)
 
 
+def test_normalize_refuses_a_unit_of_one_row_and_says_what_a_unit_is() -> None:
+    with pytest.raises(HookError) as caught:
+        run_hook(Normalize("reward"), {"reward": np.array([3], np.float32)})
+    assert isinstance(caught.value.__cause__, SchemaError)
+    assert "the unit has 1 row" in str(caught.value.__cause__)
+    assert "Off-policy a unit is one push" in str(caught.value.__cause__)
+
+
 def test_normalize_of_equal_values_is_zero_not_nan() -> None:
     assert_array_equal(run_hook(Normalize(), {"advantage": np.full(3, 7, np.float32)})["advantage"], np.zeros(3))
 

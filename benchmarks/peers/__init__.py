@@ -1,0 +1,1 @@
+"""What `benchmarks/peers.py` compares: the workloads, and one file for each contender."""
