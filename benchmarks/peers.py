@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py --make-envs DIR        installs the peers, prints the --env options (minutes, about 5 GB)
     python benchmarks/peers.py --env flock=DIR/flock/bin/python --env rllib=… --env reverb=…
-                               [--only TEXT …] [--rounds 300] [--quick]
+                               [--only TEXT …] [--rounds 300] [--quick] [--threads N]
 
 The peers' releases clash, so each environment has a worker process (`peers/worker.py`), which holds its contenders, a limit
 and a naive ring, and times one call on command. A round calls every contender of every worker once, in an order that changes
@@ -10,13 +10,15 @@ each round: what slows the machine down for a while slows all of them. Contender
 round. Ratios are to the limit of the same worker in the same round.
 
 The limit of a draw is `np.take(out=preallocated, mode="clip")` of each field with the indices drawn beforehand; of a push,
-slice assignment of the same rows. A peer that no environment has is skipped. `--quick` caps stores at 100,000 rows and
+slice assignment of the same rows. A peer that no environment has is skipped. `--threads` sets how many
+OpenMP gives torch (all cores by default, which is slow beyond measure when others use the machine). `--quick` caps stores at 100,000 rows and
 takes 20 rounds. `--only` takes the workloads whose names contain the text, and saves nothing."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -43,8 +45,9 @@ class WorkerGoneError(Exception):
 class Worker:
     """One environment's process."""
 
-    def __init__(self, name: str, python: str) -> None:
+    def __init__(self, name: str, python: str, threads: int | None) -> None:
         self.name, self._python = name, python
+        self._environ = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
         self.peers: list[str] = []
         self.start()
 
@@ -56,6 +59,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._printed,
             text=True,
+            env=self._environ,
         )
 
     def tell(self, do: str, **what: Any) -> None:
@@ -147,7 +151,7 @@ def build(work: Workload, workers: list[Worker]) -> tuple[list[Running], dict[st
         failed |= built["failed"]
         resident[worker.name] = built["resident_bytes"]
         for each in built["contenders"]:
-            every = SLOW_EVERY if each.pop("first_s") > SLOW_S else 1
+            every = SLOW_EVERY if each.pop("call_s") > SLOW_S else 1
             running.append(Running(worker=worker, every=every, **each))
     return running, failed, resident
 
@@ -183,10 +187,10 @@ def show(work: Workload, figures: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def hire(environments: Mapping[str, str]) -> tuple[list[Worker], dict[str, Any], list[str]]:
+def hire(environments: Mapping[str, str], threads: int | None) -> tuple[list[Worker], dict[str, Any], list[str]]:
     """Starts the workers. A peer that several environments have belongs to the first. Returns the workers, what each
     offers, and the peers that nobody has."""
-    workers = [Worker(name, python) for name, python in environments.items()]
+    workers = [Worker(name, python, threads) for name, python in environments.items()]
     offers: dict[str, Any] = {}
     missing: list[str] = list(PEERS)
     for worker in workers:
@@ -206,6 +210,7 @@ def main() -> None:
     parser.add_argument("--only", metavar="TEXT", action="append", default=[])
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--threads", type=int)
     asked = parser.parse_args()
     if asked.make_envs:
         print(*make(asked.make_envs.resolve()), sep=" \\\n")
@@ -217,7 +222,8 @@ def main() -> None:
     if not selected:
         parser.error(f"--only {asked.only}: the workloads are {[work.name for work in WORKLOADS]}")
     # Conduit runs where this runs.
-    workers, offers, missing = hire({"here": sys.executable, **dict(each.split("=", 1) for each in asked.env)})
+    environments = {"here": sys.executable, **dict(each.split("=", 1) for each in asked.env)}
+    workers, offers, missing = hire(environments, asked.threads)
     for name, offer in offers.items():
         print(f"{name}: python {offer['python']}, numpy {offer['numpy']}, {offer['peers']}")
     for peer in missing:
@@ -233,7 +239,13 @@ def main() -> None:
             worker.stop()
     if not asked.only:
         told = "measured on this CPU; ratios to the limit of the same worker in the same round"
-        run = {"figures": told, "rounds": rounds, "quick": asked.quick, "load_before": before["load"]}
+        run = {
+            "figures": told,
+            "rounds": rounds,
+            "quick": asked.quick,
+            "threads": asked.threads,
+            "load_before": before["load"],
+        }
         print(save("peers", {**run, "environments": offers, "skipped": missing, "workloads": figures}))
 
 

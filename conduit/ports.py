@@ -74,6 +74,10 @@ class Actor:
         Raises SchemaError, PriorityError, FreshnessError or UnitError for rows that don't fit, WaitTimeout when the store
         couldn't take them in `timeout_s` (by default the store's), and what stopped the store if it has stopped."""
         if isinstance(step, Step):
+            if final is not None or valid is not None:
+                raise SchemaError(
+                    "push: a Step brings its own final and valid; expected them there, not as arguments as well"
+                )
             step, final, valid = step.rows, step.final, step.valid
         with self._path.ledger.port("push") as wait:
             self._check_open()
@@ -109,16 +113,16 @@ class Actor:
         with self._path.ledger.port("push"):
             self._check_open()
             known = self._path.signature.bootstrap(bootstrap, self.lanes)
-            self._path.rollout.end_unit(self._lanes, known)
-            self._path.ingestion.catch_up(self._deadline(None))
+            self._path.rollout.end_unit(self._lanes, known, self._deadline(None))
+            self._path.ingestion.catch_up()
 
     def close(self) -> None:
         """The actor leaves: its open lanes are cut. Pushed rows stay."""
         if not self._closed:
             self._closed = True
             if self._path.halt.reason is None:
-                self._path.rollout.leave(self._lanes)
-                self._path.ingestion.catch_up(self._deadline(None))
+                self._path.rollout.leave(self._lanes, self._deadline(None))
+                self._path.ingestion.catch_up()
 
     def _put(self, rows: Rows, version: int | None, timeout_s: float | None, wait: PortCall) -> int:
         if not len(rows):
@@ -126,7 +130,7 @@ class Actor:
         deadline_s = self._deadline(timeout_s)
         with nullcontext() if self._path.signature.fixed else self._path.signature.fixed_by(rows):
             taken = self._path.rollout.put(self._lanes, rows, version, deadline_s, wait)
-        self._path.ingestion.catch_up(deadline_s)
+        self._path.ingestion.catch_up()
         return len(rows) if taken else 0
 
     def _check_open(self) -> None:
@@ -190,6 +194,7 @@ class Learner:
             finally:
                 _attribute(call, self._asked, began_s, path.halt.clock.now())
                 self._end_pull()
+            assert isinstance(staged.batch, Batch)
             path.delivery.order(staged)
         if self.rank == 0 and path.stream == 0 and path.numbering.per_iteration is None:
             path.ledger.end_iteration()
@@ -219,7 +224,7 @@ class Learner:
             self._requests = {index: request for index, request in self._requests.items() if index >= first}
         self._path.outbox.discard_before(numbering.number(first))
         for request in dropped.values():
-            self._path.order.withdraw(request.turn)
+            self._path.delivery.give_up(request)
 
     def _begin_pull(self, deadline_s: float) -> None:
         turnstile, halt = self._path.turnstile, self._path.halt
@@ -235,24 +240,25 @@ class Learner:
             self._path.turnstile.notify_all()
 
     def _next(self, deadline_s: float) -> Staged:
-        # Before this pull takes its place in the order: what a push left behind is ingested first.
-        self._path.ingestion.catch_up(deadline_s)
         while True:
             index = self._index
             request = self._request(index)
-            self._prefetch_after(index)
-            staged = self._take(index, request, deadline_s)
-            if staged is not None:
-                with self._path.turnstile:
-                    self._requests.pop(index, None)
-                    self._index = max(self._index, index + 1)
-                return staged
+            if request is not None:
+                self._prefetch_after(index)
+                staged = self._take(index, request, deadline_s)
+                if staged is not None:
+                    with self._path.turnstile:
+                        self._requests.pop(index, None)
+                        self._index = max(self._index, index + 1)
+                    return staged
             # advance() dropped what was asked for: the next iteration's first batch is asked for instead.
 
-    def _request(self, index: int) -> Request:
-        """The request that batch `index` is part of, made now if there is none."""
+    def _request(self, index: int) -> Request | None:
+        """The request that batch `index` is part of, made now if there is none; None if it is not wanted any more."""
         path = self._path
         with path.turnstile:
+            if index < self._index:
+                return None
             request = self._requests.get(index)
             if request is None:
                 group = [i for i in path.numbering.group(index) if i >= index]
@@ -274,31 +280,31 @@ class Learner:
     def _take(self, index: int, request: Request, deadline_s: float) -> Staged | None:
         path, number = self._path, self._path.numbering.number(index)
         self._asked = request
-        staged = path.outbox.take(number)
-        if staged is not None:
-            return staged
         try:
-            if path.order.settle(request.turn, deadline_s):
-                return self._await(request, deadline_s, number)
-            if not path.overlap:
-                # This thread may have to ingest what the draw lacks: it must not own the draw's turn meanwhile.
+            staged = path.outbox.take(number)
+            if staged is None and path.order.settle(request.turn, deadline_s):
+                staged = self._await(request, deadline_s, number)
+            elif staged is None:
+                with path.ingestion.hurried(deadline_s):
+                    staged = self._await(request, deadline_s, number)
+            if staged is not None and isinstance(staged.batch, HandOverError):
+                raise staged.batch
+        # In line nobody else would serve the request, and nobody at all serves one that failed: the next pull makes it anew.
+        except BaseException as error:
+            if not path.overlap or isinstance(error, HandOverError):
                 self._give_up(index)
-            with path.ingestion.hurried(deadline_s):
-                self._asked = self._request(index)
-                return self._await(self._asked, deadline_s, number)
-        # Nobody else would serve it: whatever ends this pull, the turn must not stay behind in the order.
-        except BaseException:
-            if not path.overlap:
-                self._give_up(index)
+            if isinstance(error, WaitTimeout):
+                raise WaitTimeout(self._why(number)) from None
             raise
+        return staged
 
     def _await(self, request: Request, deadline_s: float, number: int) -> Staged | None:
         """Batch `number` as soon as it is staged, which in line is done here; None if it is not wanted any more."""
         path = self._path
         if path.overlap:
-            return path.outbox.wait_take(number, deadline_s, lambda: self._why(number))
+            return path.outbox.wait_take(number, deadline_s)
         try:
-            path.delivery.step(request, deadline_s, lambda: self._why(number))
+            path.delivery.step(request, deadline_s)
         except (WaitTimeout, HandOverError):
             raise
         # A draw that was begun can't be repeated with the same priorities: the store must not go on as if nothing had happened.
@@ -308,12 +314,12 @@ class Learner:
         return path.outbox.take(number)
 
     def _give_up(self, index: int) -> None:
-        """Forgets the request of batch `index`, which nobody will serve, so that the next pull makes it again."""
+        """Forgets the request of batch `index`."""
         with self._path.turnstile:
             request = self._requests.get(index)
             self._requests = {i: other for i, other in self._requests.items() if other is not request}
         if request is not None:
-            self._path.order.leave(request.turn)
+            self._path.delivery.give_up(request)
 
     def _why(self, number: int) -> str:
         path = self._path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -210,7 +211,7 @@ class Store:
             if exchange.on_host(priorities):
                 self._priorities_of(fetch(), numbers)
             live = numbers >= self._buffer.window.first
-            self._order.run_in_turn(lambda: self._apply(numbers, fetch))
+            self._order.act(lambda: self._apply(numbers, fetch))
             return PriorityUpdate(int(live.sum()), int(len(numbers) - live.sum()))
 
     def advance(self) -> int:
@@ -220,15 +221,15 @@ class Store:
             self._halt.check()
             if not isinstance(self._semantics, OnPolicy) or not isinstance(self._rollout, OnPolicyRollout):
                 return self._rollout.advance()
-            with self._ports:
-                learners = list(self._learners.values())
             turn = self._order.enter()
-            with self._order.serve(
-                turn, self._deadline(None), lambda: "rows that were pushed are still being ingested"
+            with (
+                self._order.serve(turn, self._deadline(None), lambda: "rows that were pushed are still being ingested"),
+                # So that a learner that is made now begins with the new iteration.
+                self._ports,
             ):
                 # In the turn, so that of two threads that advance at once one is refused.
                 self._rollout.check_whole()
-                for learner in learners:
+                for learner in self._learners.values():
                     learner.skip_to_iteration(self._rollout.version + 1)
                 self._buffer.drop()
                 version = self._rollout.advance()
@@ -286,6 +287,7 @@ class Store:
     def close(self) -> None:
         """Ends every thread and wait, and releases the rows. Batches that were handed over stay. May be called twice."""
         self._halt.now_because(ClosedError("the store is closed"))
+        self._ledger.stop()
         deadline_s = self._clock.now() + CLOSING_S
         ended = [task.join(deadline_s) for task in self._tasks]
         self._tasks = []
@@ -312,10 +314,10 @@ class Store:
                 raise ScheduleError(
                     "inbox_units and when_full are off-policy: an on-policy inbox is bounded by the iteration and drops nothing"
                 )
-            inbox = Inbox(self._halt, self._order, hold_back=False)
+            inbox = Inbox(self._halt, self._order, in_line=not schedule.overlap_ing, hold_back=False)
             rows = semantics.rows_per_ingestion(schedule)
             return OnPolicyRollout(self._halt, inbox, semantics.rollout_unit, rows, chain.needs_edges), inbox
-        inbox = Inbox(self._halt, self._order, hold_back=schedule.overlap_ing)
+        inbox = Inbox(self._halt, self._order, in_line=not schedule.overlap_ing, hold_back=schedule.overlap_ing)
         units = semantics.units_per_ingestion(schedule)
         limit = max(64, 4 * units) if inbox_units is None else inbox_units
         return OffPolicyRollout(self._halt, inbox, units, limit, when_full, chain.needs_edges), inbox
@@ -441,4 +443,6 @@ def _named(name: str, convert: Callable[[Any], T], array: Any) -> T:
 
 
 def _halt_quietly(halt: Halt) -> None:
-    halt.now_because(ClosedError("the store was dropped without close()"))
+    # On a thread of its own: the garbage collector may be running on one that holds a condition right now.
+    reason = ClosedError("the store was dropped without close()")
+    threading.Thread(target=halt.now_because, args=(reason,), name="conduit-closing", daemon=True).start()

@@ -88,6 +88,10 @@ class Steps(Iterator[Step]):
         action_dtype: np.dtype[Any] | None,
         history: int,
     ) -> None:
+        if not isinstance(envs, VectorEnv):
+            raise SchemaError(
+                f"steps: got {envs!r}; expected a gymnasium.vector.VectorEnv, such as gymnasium.make_vec('CartPole-v1', 8) makes"
+            )
         self._envs, self._policy, self._value = envs, policy, value
         self._lanes = envs.num_envs
         self._mode = _autoreset_mode(envs)

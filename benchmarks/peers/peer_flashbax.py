@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from workloads import ALPHA, Contender, Errors, Peer, Rows, Workload, fill, rows_of
+from workloads import ALPHA, Contender, Errors, Peer, Workload, fill, rows_of
 
 
 def _jax() -> Any:
@@ -94,20 +94,20 @@ def sequence(work: Workload) -> list[Contender]:
     return [Contender("flashbax", _Drawing(work, buffer, lambda leaf: leaf[None]).drawn, note="JAX; crosses episodes")]
 
 
-def _pushing(work: Workload, drawing: _Drawing) -> Callable[[], object]:
-    rows: Rows = rows_of(work.rows, work.count)
-    return partial(drawing.push, rows)
+def _pushing(name: str, work: Workload, drawing: _Drawing) -> list[Contender]:
+    rows = _jax().device_put(rows_of(work.rows, work.count))
+    return [Contender(name, partial(drawing.push, rows), note="given JAX arrays")]
 
 
 def push(work: Workload) -> list[Contender]:
-    return [Contender("flashbax item", _pushing(work, _items(work, 1)))]
+    return _pushing("flashbax item", work, _items(work, 1))
 
 
 def push_prioritized(work: Workload) -> list[Contender]:
     buffer = importlib.import_module("flashbax").make_prioritised_flat_buffer(
         max_length=work.capacity, min_length=2, sample_batch_size=1, add_sequences=True, priority_exponent=ALPHA
     )
-    return [Contender("flashbax flat", _pushing(work, _Drawing(work, buffer, lambda leaf: leaf)))]
+    return _pushing("flashbax flat", work, _Drawing(work, buffer, lambda leaf: leaf))
 
 
 PEER = Peer(

@@ -58,8 +58,13 @@ def prioritized(work: Workload) -> list[Contender]:
 
 def sequence(work: Workload) -> list[Contender]:
     buffer, capacity = _buffer(work)
-    call = partial(buffer.sample, batch_size_B=work.count, batch_length_T=work.length, n_step=1, sample_episodes=True)
-    return [Contender("rllib", call, note="episode objects, shorter at an end", capacity=capacity)]
+    sizes = {"batch_size_B": work.count, "batch_length_T": work.length}
+    views = partial(buffer.sample, **sizes, n_step=1, sample_episodes=True)
+    arrays = partial(buffer.sample, **sizes)
+    return [
+        Contender("rllib episodes", views, note="objects with views, nothing gathered", capacity=capacity),
+        Contender("rllib arrays", arrays, note="crosses episodes, marks where", capacity=capacity),
+    ]
 
 
 def push(work: Workload, prioritized: bool = False) -> list[Contender]:

@@ -135,6 +135,8 @@ class Contender:
     capacity: int | None = None
     """Where it isn't the workload's."""
     close: Callable[[], object] | None = None
+    calls: int = 1
+    """How many calls in a row are timed, for their mean: more where threads of its own work between the calls."""
 
 
 Builder = Callable[[Workload], list[Contender]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,25 +21,38 @@ from conduit.core.order import Order, Turn
 from conduit.core.ring import Window
 from conduit.core.sampling import Draw, Sampler
 from conduit.core.staging import Staged
-from conduit.errors import HookError
+from conduit.errors import HandOverError, HookError
 from conduit.topology.endpoint import PAGEABLE, Endpoint
 
 _WEIGHT = "(weight)"
 """The column that carries the weights along with the rows to the learner's device."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """Batches to draw in one turn and stage one after the other.
 
-    `lags`: the priority lag of each. `stage`: where each goes as soon as it is ready."""
+    `lags`: the priority lag of each. `stage`: where each goes as soon as it is ready. `turn` and `drawn` are set once the
+    request has its place in the order, and once it has been its turn."""
 
     numbers: Sequence[int]
     lags: Sequence[int]
     rows: int
     stream: int
     stage: Callable[[int, Staged], None]
-    turn: Turn
+    turn: Turn = field(init=False)
+    drawn: Drawn | None = None
+    reading: bool = False
+    given_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A request's draws, and the lease that keeps their rows until they have been read."""
+
+    draws: Sequence[Draw]
+    window: Window
+    lease: object
 
 
 class Delivery:
@@ -76,12 +89,24 @@ class Delivery:
     ) -> Request:
         """Takes a place in the order for batches `numbers` of `rows` rows each: what was asked of the store before is
         visible to their draws, what comes later is not, unless rows are missing."""
-        turn = self._order.enter(ready=lambda: self.missing(rows, numbers[0]) is None)
-        return Request(numbers, lags, rows, stream, stage, turn)
+        request = Request(numbers, lags, rows, stream, stage)
+        request.turn = self._order.act(
+            lambda: self._draw(request), ready=lambda: self._missing(rows, numbers[0]) is None
+        )
+        return request
+
+    def give_up(self, request: Request) -> None:
+        """Nobody will read the request's rows."""
+        if self._order.withdraw(request.turn) or request.drawn is None:
+            return
+        with self._changed:
+            request.given_up = True
+            if not request.reading:
+                self._buffer.end_lease(request.drawn.lease)
 
     def missing(self, rows: int, number: int) -> str | None:
         """What is missing for a draw now."""
-        return self._sampler.missing(self._buffer.window, rows, number)
+        return self._order.between_turns(lambda: self._missing(rows, number), "rows are being ingested")
 
     def submit(self, request: Request) -> None:
         """Leaves a request to the operator's thread."""
@@ -96,35 +121,47 @@ class Delivery:
                 with self._changed:
                     self._halt.wait(self._changed, lambda: bool(self._requests), None, lambda: "no requests")
                     request = self._requests.popleft()
-                self.step(request, None, lambda: "")
+                try:
+                    self.step(request, None)
+                except HandOverError as error:
+                    # The rows are fine, and so is the store: this learner asked for what can't be.
+                    for number in request.numbers:
+                        request.stage(number, Staged(error))
         # Whatever ends the operator must reach the callers of push and pull, which would wait for it otherwise.
         except BaseException as error:
             self._halt.now_because(error)
             if not isinstance(error, Exception):
                 raise
 
-    def step(self, request: Request, deadline_s: float | None, why: Callable[[], str]) -> None:
-        """Draws the request's batches in its turn, then reads, transforms and stages them. Nothing if it was withdrawn."""
-        with self._order.serve(request.turn, deadline_s, why) as served:
-            if not served:
+    def step(self, request: Request, deadline_s: float | None) -> None:
+        """Waits for the request's draws, then reads, transforms and stages its batches. Nothing if it was withdrawn."""
+        if not self._order.wait(request.turn, deadline_s):
+            return
+        drawn = request.drawn
+        assert drawn is not None
+        with self._changed:
+            if request.given_up:
                 return
-            with self._ledger.operator("delivery"):
-                window = self._buffer.window
-                draws = [self._draw(request, number, window) for number in request.numbers]
-                lease = self._buffer.lease(np.concatenate([draw.keys for draw in draws]))
+            request.reading = True
         # Writers wait for the lease: it lasts for the gathers, not for the hooks.
         try:
             with self._ledger.operator("delivery"):
-                read = deque(self._read(draw) for draw in draws)
+                read = deque(self._read(draw) for draw in drawn.draws)
         finally:
-            self._buffer.end_lease(lease)
-        for number, lag, draw in zip(request.numbers, request.lags, draws, strict=True):
+            self._buffer.end_lease(drawn.lease)
+        for number, lag, draw in zip(request.numbers, request.lags, drawn.draws, strict=True):
             with self._ledger.operator("delivery"):
-                staged = self._assemble(number, lag, draw, window, *read.popleft())
+                staged = self._assemble(number, lag, draw, drawn.window, *read.popleft())
             request.stage(number, staged)
 
-    def _draw(self, request: Request, number: int, window: Window) -> Draw:
-        return self._sampler.draw(number, request.rows, window, request.stream)
+    def _draw(self, request: Request) -> None:
+        """In its turn: chooses the request's rows, and takes the lease on them."""
+        window = self._buffer.window
+        draws = [self._sampler.draw(number, request.rows, window, request.stream) for number in request.numbers]
+        request.drawn = Drawn(draws, window, self._buffer.lease(np.concatenate([draw.keys for draw in draws])))
+
+    def _missing(self, rows: int, number: int) -> str | None:
+        return self._sampler.missing(self._buffer.window, rows, number)
 
     def _read(self, draw: Draw) -> tuple[Columns[Any], NDArray[np.int64]]:
         """The drawn rows, on the host where hooks wait for them, and the policy version of each."""
@@ -173,5 +210,8 @@ class Delivery:
             raise HookError(
                 f"delivery hooks got {columns.rows} rows and wrote {counts}; a delivery hook keeps the batch's rows"
             )
-        host = Columns(PAGEABLE, arrays, columns.rows)
-        return written, host if landing.is_host else self._backend.adopt(arrays, landing)
+        # What a hook made may be its own scratch array, which the next batch overwrites.
+        mine = {id(array) for array in columns.arrays.values()}
+        made = {path: array for path, array in arrays.items() if id(array) not in mine or not landing.is_host}
+        copied = self._backend.adopt(made, landing).arrays if made else {}
+        return written, Columns(landing, {**arrays, **copied}, columns.rows)

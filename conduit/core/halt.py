@@ -55,7 +55,8 @@ class Halt:
     def wait(
         self, condition: Condition, until: Callable[[], bool], deadline_s: float | None, why: Callable[[], str]
     ) -> None:
-        """Waits, holding `condition`, until `until()`. Raises the reason to halt, or WaitTimeout with `why()` at the deadline."""
+        """Waits, holding `condition`, until `until()`. Raises the reason to halt, or WaitTimeout with `why()`, which must take no
+        condition, at the deadline."""
         done = until()
         if not done and self._reason is None:
             began_s = self.clock.now()

@@ -28,7 +28,7 @@ from conduit.core.order import Order
 from conduit.core.rollout import Rollout
 from conduit.core.sampling import Sampler
 from conduit.core.staging import Cut, Group, Inbox
-from conduit.errors import HookError, WaitTimeout
+from conduit.errors import HookError
 
 
 class IngestionChain:
@@ -133,28 +133,26 @@ class Ingestion:
         """The thread's life: a step for every group, until the store halts."""
         try:
             while group := self._inbox.wait_take():
-                self.step(group, None)
+                self.step(group)
         # Whatever ends the operator must reach the callers of push and pull, which would wait for it otherwise.
         except BaseException as error:
             self._halt.now_because(error)
             if not isinstance(error, Exception):
                 raise
 
-    def catch_up(self, deadline_s: float) -> None:
-        """In line: ingests the sealed groups. WaitTimeout when one's turn doesn't come in time; it stays for the next call."""
-        while not self.overlap and (group := self._inbox.take()):
-            assert group.turn is not None
-            try:
-                self._order.settle(group.turn, deadline_s)
-            except WaitTimeout as late:
-                self._inbox.put_back(group)
-                raise WaitTimeout(
-                    f"{late}; what was pushed is taken, and will be ingested next: don't push it again"
-                ) from None
-            except BaseException:
-                self._inbox.put_back(group)
-                raise
-            self._step_or_halt(group, deadline_s)
+    def catch_up(self) -> None:
+        """In line: ingests what the calling thread has sealed."""
+        if self.overlap or not self._inbox.is_mine():
+            return
+        try:
+            while group := self._inbox.take():
+                self.step(group)
+        # The group's rows are lost to the buffer, be it by Ctrl-C: the store must not go on as if nothing had happened.
+        except BaseException as error:
+            self._halt.now_because(error)
+            raise
+        finally:
+            self._inbox.end_claim()
 
     @contextmanager
     def hurried(self, deadline_s: float) -> Iterator[None]:
@@ -163,33 +161,26 @@ class Ingestion:
         with self._inbox.changed:
             self._inbox.starving += 1
         try:
-            self._rollout.flush()
-            self.catch_up(deadline_s)
+            self._rollout.flush(deadline_s)
+            self.catch_up()
             yield
         finally:
             with self._inbox.changed:
                 self._inbox.starving -= 1
 
-    def step(self, group: Group, deadline_s: float | None) -> None:
+    def step(self, group: Group) -> None:
         """Ingests one group: hooks, write, priorities."""
         if not self.overlap:
             assert group.turn is not None
-            with self._order.serve(group.turn, deadline_s, _why_waiting), self._ledger.operator("ingestion"):
+            # No deadline: the rows are taken, and all that is ahead ends by itself.
+            with self._order.serve(group.turn, None, _why_waiting), self._ledger.operator("ingestion"):
                 self._publish(self._chain.process(group))
             return
         with self._ledger.operator("ingestion"):
             stored = self._chain.process(group)
         turn = self._inbox.wait_turn(group)
-        with self._order.serve(turn, deadline_s, _why_waiting), self._ledger.operator("ingestion"):
+        with self._order.serve(turn, None, _why_waiting), self._ledger.operator("ingestion"):
             self._publish(stored)
-
-    def _step_or_halt(self, group: Group, deadline_s: float) -> None:
-        try:
-            self.step(group, deadline_s)
-        # The group's rows are lost to the buffer, be it by Ctrl-C: the store must not go on as if nothing had happened.
-        except BaseException as error:
-            self._halt.now_because(error)
-            raise
 
     def _publish(self, stored: Sequence[Rows]) -> None:
         for rows in stored:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -113,6 +114,7 @@ class Ledger:
         self._accounts: list[_Account] = []
         self._retired: dict[str, Cells] = {}
         self._began_s = self._iteration_began_s = clock.now()
+        self._ended_s = math.inf
         self._before: Cells = [0.0] * _CELLS
         self._iterations: deque[tuple[Cells, float]] = deque(maxlen=keep)
         self.iteration_count = 0
@@ -127,7 +129,7 @@ class Ledger:
     def total(self) -> Seconds:
         """All iterations and the running one."""
         with self._lock:
-            return _seconds(self._sum(), self.now() - self._began_s)
+            return _seconds(self._sum(), min(self.now(), self._ended_s) - self._began_s)
 
     @property
     def by_thread(self) -> dict[str, Seconds]:
@@ -150,6 +152,10 @@ class Ledger:
     def port(self, port: Port) -> PortCall:
         """The block is a caller in `port`: exposed, but for what the block says it waited for others."""
         return PortCall(self, port)
+
+    def stop(self) -> None:
+        """Time goes on, but no longer for this ledger."""
+        self._ended_s = self.now()
 
     def end_iteration(self) -> None:
         now_s = self.now()
@@ -190,7 +196,9 @@ class Mark:
     __slots__ = ("_began_s", "_in_port_s", "_ledger", "_outer", "_stage")
 
     def __init__(self, ledger: Ledger, stage: Stage) -> None:
-        self._ledger, self._stage = ledger, stage
+        self._ledger = ledger
+        self._stage: Stage = stage
+        self._outer: Stage | None = None
 
     def __enter__(self) -> Self:
         account = self._ledger.account()
@@ -238,7 +246,8 @@ class PortCall:
     __slots__ = ("_began_s", "_ledger", "_operating_s", "_port", "_waited_s", "blocked_s", "ingesting_s", "starved_s")
 
     def __init__(self, ledger: Ledger, port: Port) -> None:
-        self._ledger, self._port = ledger, port
+        self._ledger = ledger
+        self._port: Port = port
         self.starved_s = 0.0
         """How long the call waited for rows that nobody had pushed."""
         self.blocked_s = 0.0

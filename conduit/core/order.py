@@ -10,20 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from conduit.core.halt import Halt
 
+T = TypeVar("T")
+
 
 class Turn:
-    """A place in the order. `ready` is None for one that those behind must wait for; otherwise it is passed over until
-    `ready()` is true (a draw that lacks rows must let the rows pass)."""
+    """A place in the order: either somebody's, who serves it in a `serve` block, or an action's, which whoever ends the turn
+    before runs. An action that isn't `ready` is passed over until it is: a draw that lacks rows must let the rows pass."""
 
     __slots__ = ("action", "began_at_s", "begun", "passed_over", "ready", "ready_at_s", "withdrawn")
 
-    def __init__(self, ready: Callable[[], bool] | None, action: Callable[[], None] | None = None) -> None:
-        self.ready = ready
+    def __init__(self, action: Callable[[], None] | None = None, ready: Callable[[], bool] | None = None) -> None:
         self.action = action
+        self.ready = ready
         self.begun = False
+        """Whether it is or was its turn; an action is done then."""
         self.began_at_s = math.inf
         self.withdrawn = False
         self.passed_over = False
@@ -39,57 +43,59 @@ class Order:
         self._serving: Turn | None = None
         self._failure: Exception | None = None
 
-    def enter(self, ready: Callable[[], bool] | None = None) -> Turn:
-        """A turn behind all that were entered before."""
-        return self._add(Turn(ready))
+    def enter(self) -> Turn:
+        """A turn behind all that were entered before, for the caller to serve. Those behind wait for it."""
+        return self._add(Turn())
 
-    def run_in_turn(self, action: Callable[[], None]) -> bool:
-        """Runs `action`, which must be short and not wait, in its turn: now, or on the thread that ends the turn before.
-        True if it ran before this returned. What it raises halts the store."""
-        return self._add(Turn(None, action)).begun
+    def act(self, action: Callable[[], None], ready: Callable[[], bool] | None = None) -> Turn:
+        """Has `action`, which must be short and not wait, run in its turn: before this returns, or on the thread that ends
+        the turn before. What it raises halts the store."""
+        return self._add(Turn(action, ready))
 
     @contextmanager
-    def serve(self, turn: Turn, deadline_s: float | None, why: Callable[[], str]) -> Iterator[bool]:
-        """Waits for `turn`, and is in it for the block; False, and not in it, if it was withdrawn. A turn that isn't
-        reached by the deadline is given up, so that nobody waits behind it."""
+    def serve(self, turn: Turn, deadline_s: float | None, why: Callable[[], str]) -> Iterator[None]:
+        """Waits for `turn`, and is in it for the block. A turn that isn't reached by the deadline is given up, so that nobody
+        waits behind it."""
         try:
             with self._changed:
-                self._halt.wait(self._changed, lambda: turn.begun or turn.withdrawn, deadline_s, why)
-            yield turn.begun
+                self._halt.wait(self._changed, lambda: turn.begun, deadline_s, why)
+            yield
         finally:
-            self.leave(turn)
+            self._leave(turn)
 
     def settle(self, turn: Turn, deadline_s: float | None) -> bool:
-        """Waits until `turn` has begun or been withdrawn (True), or was passed over because it isn't ready (False)."""
+        """Waits until an action has run or been withdrawn (True), or was passed over because it isn't ready (False)."""
         with self._changed:
             self._halt.wait(
                 self._changed,
                 lambda: turn.begun or turn.withdrawn or turn.passed_over,
                 deadline_s,
-                lambda: "rows or priorities that were pushed before are still being ingested",
+                lambda: "rows that were pushed before are still being ingested",
             )
             return turn.begun or turn.withdrawn
 
-    def leave(self, turn: Turn) -> None:
-        """Ends or gives up `turn`; nothing if it is over already."""
+    def wait(self, turn: Turn, deadline_s: float | None) -> bool:
+        """Waits until an action has run; False if it was withdrawn instead."""
         with self._changed:
+            until = lambda: turn.begun or turn.withdrawn  # noqa: E731
+            self._halt.wait(self._changed, until, deadline_s, lambda: "its turn has not come")
+            return turn.begun
+
+    def withdraw(self, turn: Turn) -> bool:
+        """Gives up an action that has not run yet; whether that was in time."""
+        with self._changed:
+            if turn.begun:
+                return False
+            turn.withdrawn = True
             if turn in self._turns:
                 self._turns.remove(turn)
-            if self._serving is turn:
-                self._serving = None
-            self._serve_next()
-        self._report_failure()
+            self._changed.notify_all()
+        return True
 
-    def withdraw(self, turn: Turn) -> None:
-        """Gives up `turn` on behalf of whoever waits for it, unless it has begun."""
+    def between_turns(self, look: Callable[[], T], otherwise: T) -> T:
+        """What `look` sees while nobody is in a turn; `otherwise` if somebody is."""
         with self._changed:
-            if not turn.begun:
-                turn.withdrawn = True
-                if turn in self._turns:
-                    self._turns.remove(turn)
-                self._changed.notify_all()
-                self._serve_next()
-        self._report_failure()
+            return look() if self._serving is None else otherwise
 
     def _add(self, turn: Turn) -> Turn:
         with self._changed:
@@ -98,28 +104,28 @@ class Order:
         self._report_failure()
         return turn
 
-    def _report_failure(self) -> None:
-        # Not where it was caught: to halt is to take every condition, and this order's was held there.
-        if self._failure is not None:
-            self._halt.now_because(self._failure)
+    def _leave(self, turn: Turn) -> None:
+        with self._changed:
+            if turn in self._turns:
+                self._turns.remove(turn)
+            if self._serving is turn:
+                self._serving = None
+            self._serve_next()
+        self._report_failure()
 
     def _serve_next(self) -> None:
         while self._serving is None:
             turn = next((turn for turn in self._turns if self._eligible(turn)), None)
             if turn is None:
                 return
+            self._turns.remove(turn)
+            turn.began_at_s = self._halt.clock.now()
             if turn.action is None:
                 self._serving = turn
-                turn.begun, turn.began_at_s = True, self._halt.clock.now()
-                self._changed.notify_all()
-                return
-            self._turns.remove(turn)
+            else:
+                self._run(turn.action)
             turn.begun = True
-            try:
-                turn.action()
-            # The action is another thread's: its failure must reach the callers of the store, not whoever ran it.
-            except Exception as error:
-                self._failure = error
+            self._changed.notify_all()
 
     def _eligible(self, turn: Turn) -> bool:
         if turn.ready is None:
@@ -132,3 +138,15 @@ class Order:
         if turn.passed_over and turn.ready_at_s is None:
             turn.ready_at_s = self._halt.clock.now()
         return True
+
+    def _run(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        # The action is another thread's: its failure must reach the callers of the store, not whoever ran it.
+        except Exception as error:
+            self._failure = error
+
+    def _report_failure(self) -> None:
+        # Not where it was caught: to halt is to take every condition, and this order's was held there.
+        if self._failure is not None:
+            self._halt.now_because(self._failure)

@@ -40,13 +40,13 @@ class Rollout(Protocol):
         """Takes one push. False if it was dropped."""
         ...
 
-    def end_unit(self, actor: ActorLanes, bootstrap: Mapping[str, Tree] | None) -> None: ...
+    def end_unit(self, actor: ActorLanes, bootstrap: Mapping[str, Tree] | None, deadline_s: float) -> None: ...
 
-    def leave(self, actor: ActorLanes) -> None:
+    def leave(self, actor: ActorLanes, deadline_s: float) -> None:
         """The actor is gone; its open lanes are cut."""
         ...
 
-    def flush(self) -> None:
+    def flush(self, deadline_s: float) -> None:
         """Seals what has been pushed, though it is less than a group: a learner waits for it."""
         ...
 
@@ -71,6 +71,7 @@ class OffPolicyRollout:
         self._when_full = when_full
         self._cuts_matter = cuts_matter
         self._group = Group()
+        self._torn: set[int] = set()
         self.version = 0
         self.dropped_rows = 0
 
@@ -80,26 +81,34 @@ class OffPolicyRollout:
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
         rows = _stamp(rows, self.version if version is None else version)
         with self._inbox.changed:
+            self._inbox.wait_unclaimed(deadline_s)
             if not self._has_room():
                 if self._when_full == "drop":
                     self.dropped_rows += len(rows)
+                    self._torn.update(rows.lane.tolist())
                     return False
                 self._halt.wait(self._inbox.changed, self._has_room, deadline_s, self._why_full)
+            if self._cuts_matter and self._torn:
+                # What follows a dropped row isn't its predecessor's successor.
+                self._group.units.append(Cut(sorted(self._torn)))
+                self._torn.clear()
             self._append(rows)
         return True
 
-    def end_unit(self, actor: ActorLanes, bootstrap: Mapping[str, Tree] | None) -> None:
+    def end_unit(self, actor: ActorLanes, bootstrap: Mapping[str, Tree] | None, deadline_s: float) -> None:
         raise UnitError(
             "end_unit() closes an on-policy iteration's rows; this store is off-policy: every push is a unit"
         )
 
-    def leave(self, actor: ActorLanes) -> None:
+    def leave(self, actor: ActorLanes, deadline_s: float) -> None:
         if self._cuts_matter:
             with self._inbox.changed:
+                self._inbox.wait_unclaimed(deadline_s)
                 self._append(Cut(actor.lanes))
 
-    def flush(self) -> None:
+    def flush(self, deadline_s: float) -> None:
         with self._inbox.changed:
+            self._inbox.wait_unclaimed(deadline_s)
             self._seal()
             self._inbox.release_last()
 
@@ -160,8 +169,9 @@ class OnPolicyRollout:
                 self._seal(closes=False)
         return True
 
-    def end_unit(self, actor: ActorLanes, bootstrap: Mapping[str, Tree] | None) -> None:
+    def end_unit(self, actor: ActorLanes, bootstrap: Mapping[str, Tree] | None, deadline_s: float) -> None:
         with self._inbox.changed:
+            self._inbox.wait_unclaimed(deadline_s)
             if actor.actor in self._ended:
                 raise UnitError(f"actor {actor.actor} has ended its unit for iteration {self.version} already")
             if self._taken < self._unit and self._actors <= self._ended | {actor.actor}:
@@ -178,15 +188,16 @@ class OnPolicyRollout:
                 self._open.discard(lane)
             self._close_if_whole()
 
-    def leave(self, actor: ActorLanes) -> None:
+    def leave(self, actor: ActorLanes, deadline_s: float) -> None:
         with self._inbox.changed:
+            self._inbox.wait_unclaimed(deadline_s)
             self._actors.discard(actor.actor)
             if self._open & set(actor.lanes):
                 self._open -= set(actor.lanes)
                 self._group.units.append(Cut(actor.lanes))
                 self._close_if_whole()
 
-    def flush(self) -> None:
+    def flush(self, deadline_s: float) -> None:
         """Nothing: a fraction of an iteration is never delivered."""
 
     def check_whole(self) -> None:
@@ -232,6 +243,7 @@ class OnPolicyRollout:
                 )
             finally:
                 wait.blocked_s += self._halt.clock.now() - began_s
+        self._inbox.wait_unclaimed(deadline_s)
         if version is not None and version != self.version:
             raise FreshnessError(
                 f"rows of policy version {version} were pushed while iteration {self.version} is running; expected {self.version}, "

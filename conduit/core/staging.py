@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +14,14 @@ from conduit.core.episodes import Rows
 from conduit.core.experience import Tree
 from conduit.core.halt import Halt
 from conduit.core.order import Order, Turn
+from conduit.errors import HandOverError
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """An actor left: the open fragments of its lanes end here."""
+    """An actor left, or a push was dropped: the open fragments of these lanes end here."""
 
-    lanes: range
+    lanes: Sequence[int]
 
 
 @dataclass(slots=True)
@@ -32,8 +34,6 @@ class Group:
     bootstrap: Mapping[int, Mapping[str, Tree]] = field(default_factory=dict)
     """For a closing group: lane → what the actor knows of the observation after its last row."""
     turn: Turn | None = None
-    number: int = 0
-    """Its place among all groups of the inbox."""
 
 
 class Inbox:
@@ -42,26 +42,50 @@ class Inbox:
     Where ingestion runs behind rollout (`hold_back`), a group gets its place when the next one is sealed: so a draw sees
     the groups before the last one, whatever the operator's speed, and never waits for rows that were pushed just now."""
 
-    def __init__(self, halt: Halt, order: Order, hold_back: bool) -> None:
+    def __init__(self, halt: Halt, order: Order, in_line: bool, hold_back: bool) -> None:
         self._halt = halt
         self._order = order
+        self._in_line = in_line
         self._hold_back = hold_back
         self.changed = halt.condition("inbox")
         self._groups: deque[Group] = deque()
         self._last: Group | None = None
-        self._sealed = 0
+        self._claimant: int | None = None
         self.starving = 0
         """How many learners wait for rows that are not there: while any does, nothing is held back or gathered into groups."""
 
     def seal(self, group: Group) -> None:
         """Queues a group. The caller holds `changed`."""
         self.release_last()
-        group.number = self._sealed = self._sealed + 1
         self._groups.append(group)
         self._last = group
+        if self._in_line:
+            self.claim()
         if not self._hold_back or self.starving:
             self.release_last()
         self.changed.notify_all()
+
+    def wait_unclaimed(self, deadline_s: float) -> None:
+        """In line, whoever seals a group ingests it, and the others wait before they put anything in: so nothing that was
+        taken is ever left behind by somebody's deadline. The caller holds `changed`."""
+        self._halt.wait(
+            self.changed,
+            lambda: self._claimant is None,
+            deadline_s,
+            lambda: "what was pushed before is still being ingested, in line; this was not taken",
+        )
+
+    def claim(self) -> None:
+        """The calling thread ingests what it seals. The caller holds `changed`."""
+        self._claimant = threading.get_ident()
+
+    def is_mine(self) -> bool:
+        return self._claimant == threading.get_ident()
+
+    def end_claim(self) -> None:
+        with self.changed:
+            self._claimant = None
+            self.changed.notify_all()
 
     def release_last(self) -> None:
         """Gives the last sealed group its place in the order, if it has none yet. The caller holds `changed`."""
@@ -74,11 +98,6 @@ class Inbox:
         """The oldest group; None when there is none."""
         with self.changed:
             return self._pop()
-
-    def put_back(self, group: Group) -> None:
-        """A group that was taken and could not be ingested yet."""
-        with self.changed:
-            self._groups = deque(sorted([group, *self._groups], key=lambda each: each.number))
 
     def wait_take(self) -> Group | None:
         """The oldest group, once there is one. Raises the reason to halt."""
@@ -106,9 +125,10 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A batch on its way to its learner. `columns`: what of it is on a device, to be ordered in the learner's thread."""
+    """A batch on its way to its learner, or why it can't be handed over to it. `columns`: what of it is on a device, to be
+    ordered in the learner's thread."""
 
-    batch: Batch
+    batch: Batch | HandOverError
     columns: tuple[Columns[Any], ...] = ()
 
 
@@ -136,10 +156,15 @@ class Outbox:
         with self._changed:
             return self._staged.pop(number, None)
 
-    def wait_take(self, number: int, deadline_s: float, why: Callable[[], str]) -> Staged | None:
+    def wait_take(self, number: int, deadline_s: float) -> Staged | None:
         """Batch `number`, once it is staged; None if it has been discarded."""
         with self._changed:
-            self._halt.wait(self._changed, lambda: number in self._staged or number < self._first, deadline_s, why)
+            self._halt.wait(
+                self._changed,
+                lambda: number in self._staged or number < self._first,
+                deadline_s,
+                lambda: f"batch {number} is not staged",
+            )
             return self._staged.pop(number, None)
 
     def discard_before(self, number: int) -> None:

@@ -15,7 +15,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 import conduit
-from conduit.demos.trained import Progress, Trained, evaluate
+from conduit.demos.trained import SOLVED, Progress, Trained, evaluate
 from conduit.report import ledger_table
 
 GOOD = 400.0
@@ -93,21 +93,30 @@ def _train_with_a_bar(
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("return of the last 20 episodes: {task.fields[mean]}"),
+        TextColumn("last returns, exploring: {task.fields[mean]}"),
     )
     with Bar(*columns, console=console) as bar:
         task = bar.add_task("", total=steps, mean="…")
-        drawn = 0
+        drawn = last = 0
 
         def progress(done: int, returns: Sequence[float]) -> None:
-            nonlocal drawn
+            nonlocal drawn, last
+            last = done
             if done - drawn < DRAW_EVERY and done < steps:
                 return
             drawn = done
             mean = f"{np.mean(list(returns)[-20:]):.0f}" if returns else "…"
             bar.update(task, completed=done, mean=mean)
 
-        return trainer.train(backend, seed, steps, schedule, progress)
+        trained = trainer.train(backend, seed, steps, schedule, progress)
+        if last < steps:
+            bar.update(task, completed=last, total=last)
+    if last < steps:
+        console.print(
+            f"Stopped after {last:,} of at most {steps:,} steps: the greedy policy returns {SOLVED:.0f} or more",
+            soft_wrap=True,
+        )
+    return trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +182,7 @@ def verdict(in_line: Sequence[Cost], overlapped: Sequence[Cost]) -> str:
     judged = "doesn't pay here" if won <= 1 and took > 1 else "makes no clear difference here"
     return (
         f"{found} Overlapping {judged}, on {os.cpu_count()} cores: CartPole's rows are tiny, and handing them to another "
-        "thread costs about what it hides. It pays where rows are large, hooks are slow or cores are idle."
+        "thread costs as much as it hides, or more. It pays where rows are large, hooks are slow or cores are idle."
     )
 
 

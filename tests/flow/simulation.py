@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -17,8 +18,9 @@ import conduit
 from conduit.clock import VirtualClock
 from conduit.core.episodes import Fragment
 from conduit.core.rollout import OnPolicyRollout
-from conduit.errors import ClosedError, HookError
+from conduit.errors import ClosedError, HookError, WaitTimeout
 
+T = TypeVar("T")
 LANES = 2
 PAYLOAD = 5
 
@@ -43,13 +45,19 @@ class Plan:
     ingestion_scope: Literal["none", "row", "unit", "trajectory"]
     failing_hook: str | None
     stopping_learner: bool
+    impatient_trainer: bool
     closes_at_s: float | None
+    timeout_s: float
+    drops: bool
+    samples: bool
+    exact: bool
 
     @classmethod
     def of(cls, seed: int) -> Plan:
         r = random.Random(seed)
         on_policy = r.random() < 0.5
-        trouble = r.choice([None, None, None, "hook", "stop", "close"])
+        trouble = r.choice([None, None, None, "hook", "stop", "impatient", "close"])
+        exact = not on_policy and r.random() < 0.15
         actors = r.choice([1, 2, 3])
         fractions = [0.25, 0.5, 1]
         return cls(
@@ -57,8 +65,8 @@ class Plan:
             schedule=conduit.Schedule(
                 overlap_ing=r.random() < 0.6,
                 g_ing=r.choice(fractions if on_policy else [1, 2, 3]),
-                overlap_del=r.random() < 0.6,
-                g_del=r.choice(fractions if on_policy else [1, 2, 3]),
+                overlap_del=not exact and r.random() < 0.6,
+                g_del=r.choice(fractions if on_policy else [1] if exact else [1, 2, 3]),
             ),
             actors=actors,
             learners=r.choice([1, 2]),
@@ -70,7 +78,12 @@ class Plan:
             ingestion_scope=r.choice(["none", "row", "unit", "trajectory"]),
             failing_hook=r.choice(["ingestion", "delivery"]) if trouble == "hook" else None,
             stopping_learner=trouble == "stop",
+            impatient_trainer=trouble == "impatient" and on_policy,
             closes_at_s=r.random() * 0.3 if trouble == "close" else None,
+            timeout_s=r.choice([math.inf, math.inf, 0.005]),
+            drops=not on_policy and r.random() < 0.2,
+            samples=not on_policy and r.random() < 0.3,
+            exact=exact,
         )
 
     @property
@@ -83,6 +96,7 @@ class Seen:
     """What the simulation's threads saw."""
 
     batches: list[conduit.Batch] = field(default_factory=list)
+    samples: list[conduit.Batch] = field(default_factory=list)
     pushed: int = 0
     errors: list[BaseException] = field(default_factory=list)
     finished: int = 0
@@ -96,6 +110,7 @@ class Simulation:
         self.seen = Seen()
         self.random = random.Random(seed + 1)
         self.hook_runs = {"ingestion": 0, "delivery": 0}
+        self.hook_failed = False
         self.fails_at = self.random.randrange(1, 5)
 
     def run(self) -> Seen:
@@ -109,6 +124,7 @@ class Simulation:
         if not plan.on_policy:
             sampler = conduit.Prioritized() if plan.steps == 4 else conduit.Uniform()
             settings = {"capacity": plan.capacity, "batch_size": 4, "sampler": sampler, "inbox_units": plan.inbox_units}
+            settings |= {"when_full": "drop" if plan.drops else "block", "exact": plan.exact}
         with conduit.Store(
             backend="reference",
             seed=7,
@@ -119,10 +135,13 @@ class Simulation:
             delivery=[self._delivery_hook()],
             **settings,
         ) as self.store:
-            actors = [self.store.actor(lanes=LANES) for _ in range(plan.actors)]
-            learners = [self.store.learner(rank, plan.learners) for rank in range(plan.learners)]
-            loops = [lambda actor=actor: self._act(actor) for actor in actors]
-            loops += [lambda learner=learner: self._learn(learner) for learner in learners]
+            # On-policy, all actors are made before the first can end its unit; learners come and go as they like.
+            actors = [self.store.actor(lanes=LANES) for _ in range(plan.actors)] if plan.on_policy else []
+            loops = [
+                lambda i=i: self._act(actors[i] if actors else self.store.actor(lanes=LANES))
+                for i in range(plan.actors)
+            ]
+            loops += [lambda r=r: self._learn(self.store.learner(r, plan.learners)) for r in range(plan.learners)]
             tasks = [self.clock.spawn(self._guard(loop), f"loop-{i}") for i, loop in enumerate(loops)]
             if plan.closes_at_s is not None:
                 self.clock.sleep(plan.closes_at_s)
@@ -156,7 +175,8 @@ class Simulation:
                     "payload": (lanes[:, None] * 1000 + row + np.zeros(PAYLOAD)).astype(np.float32),
                     "terminated": ended,
                 }
-                taken = actor.push(rows, version=iteration if plan.on_policy else None)
+                version = iteration if plan.on_policy else None
+                taken = self._patiently(lambda t, rows=rows, v=version: actor.push(rows, version=v, timeout_s=t))
                 self.seen.pushed += taken
                 rows["payload"][:] = -1  # an environment reuses its arrays
                 row += 1
@@ -167,12 +187,17 @@ class Simulation:
 
     def _learn(self, learner: conduit.Learner) -> None:
         plan = self.plan
+        if plan.impatient_trainer:
+            self._learn_while_iterations_pass(learner)
+            return
         for iteration in range(plan.iterations if plan.on_policy else 1):
             stops = self.random.randrange(8) if plan.stopping_learner and learner.rank == 0 else None
             for pulled in range(8 // plan.learners if plan.on_policy else plan.pulls):
                 if pulled == stops:
                     break
-                batch = learner.pull()
+                if plan.samples and self.random.random() < 0.3:
+                    self.seen.samples.append(self._patiently(lambda t: self.store.sample(3, timeout_s=t)))
+                batch = self._patiently(lambda t: learner.pull(timeout_s=t))
                 self.seen.batches.append(batch)
                 self._think()
                 if not plan.on_policy and plan.steps == 4:
@@ -183,9 +208,17 @@ class Simulation:
                 if plan.on_policy:
                     self.changed.wait_for(lambda k=iteration: self.store.version > k or self._over())
 
+    def _learn_while_iterations_pass(self, learner: conduit.Learner) -> None:
+        while self.store.version < self.plan.iterations and not self._over():
+            try:
+                self.seen.batches.append(learner.pull(timeout_s=0.02))
+            except WaitTimeout:
+                continue
+            self._think()
+
     def _train(self) -> None:
         for iteration in range(self.plan.iterations):
-            everybody = (iteration + 1) * self.plan.learners
+            everybody = 0 if self.plan.impatient_trainer else (iteration + 1) * self.plan.learners
             with self.changed:
                 self.changed.wait_for(lambda e=everybody: self.seen.finished >= e or self._over())
             self._wait_until_whole()
@@ -213,6 +246,14 @@ class Simulation:
 
     def _over(self) -> bool:
         return self.seen.closed or bool(self.seen.errors)
+
+    def _patiently(self, call: Callable[[float], T]) -> T:
+        """A call that may time out leaves all as it was: it is made again until it succeeds."""
+        while True:
+            try:
+                return call(self.plan.timeout_s)
+            except WaitTimeout:
+                self.clock.sleep(0.003)
 
     def _think(self) -> None:
         if self.random.random() < 0.5:
@@ -248,6 +289,7 @@ class Simulation:
         self._think()
         self.hook_runs[stage] += 1
         if self.plan.failing_hook == stage and self.hook_runs[stage] == self.fails_at:
+            self.hook_failed = True
             raise PlannedError(stage)
 
     # Checks
@@ -269,13 +311,13 @@ class Simulation:
         assert len(set(place)) == len(place)
         for lane in range(plan.actors * LANES):
             rows = [row for at, row in place if at == lane]
-            if plan.capacity > self.seen.pushed:
+            if plan.capacity > self.seen.pushed and not plan.drops:
                 assert rows == list(range(plan.iterations * plan.steps)), (lane, rows)
             assert rows == sorted(rows)
 
     def _check_batches(self) -> None:
         where: dict[int, tuple[int, int]] = {}
-        for batch in self.seen.batches:
+        for batch in self.seen.batches + self.seen.samples:
             data = {path: np.asarray(leaf) for path, leaf in batch.data.items()}
             _check_rows(data)
             for key, lane, row in zip(
@@ -295,13 +337,15 @@ class Simulation:
             for key in batch.info.keys.tolist():
                 counts[key] = counts.get(key, 0) + 1
         assert all(count <= 2 for count in counts.values())
-        if not (plan.failing_hook or plan.stopping_learner or plan.closes_at_s is not None):
+        if not (plan.failing_hook or plan.stopping_learner or plan.impatient_trainer or plan.closes_at_s is not None):
             assert counts == dict.fromkeys(range(plan.unit * plan.iterations), 2), "every row exactly E times"
 
     def _check_errors(self) -> None:
         plan, errors = self.plan, self.seen.errors
         if plan.failing_hook is None and plan.closes_at_s is None:
             assert not errors, errors
+        if self.hook_failed:
+            assert errors, "a hook failed and nobody heard of it"
         for error in errors:
             if plan.failing_hook:
                 assert isinstance(error, ClosedError) or isinstance(error.__cause__, PlannedError), error

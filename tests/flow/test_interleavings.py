@@ -60,16 +60,13 @@ def _without_notifying(method):
     def lost(self, *args):
         condition = self._changed if hasattr(self, "_changed") else self._unleased
         condition.notify_all = lambda: None
-        try:
-            return method(self, *args)
-        finally:
-            del condition.notify_all
+        return method(self, *args)
 
     return lost
 
 
 def _never_served_again(self, turn):
-    """`Order.leave` that forgets whose turn is next: a deadlock for whoever waits behind."""
+    """`Order._leave` that forgets whose turn is next: a deadlock for whoever waits behind."""
     with self._changed:
         if turn in self._turns:
             self._turns.remove(turn)
@@ -84,7 +81,7 @@ def _held_back_for_ever(self):
 @pytest.mark.parametrize(
     ("owner", "name", "planted"),
     [
-        (Order, "leave", _never_served_again),
+        (Order, "_leave", _never_served_again),
         (Inbox, "release_last", _held_back_for_ever),
         (Outbox, "put", _without_notifying(Outbox.put)),
         (ExperienceBuffer, "end_lease", _without_notifying(ExperienceBuffer.end_lease)),

@@ -82,18 +82,32 @@ def test_steps_that_train_nothing_are_no_silent_success() -> None:
     assert "Nothing was trained" in said
 
 
-@pytest.mark.parametrize("every", [1, 50, 128])
-def test_the_bar_moves_whatever_the_trainers_step(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[int] = []
-    monkeypatch.setattr(show.Bar, "update", lambda bar, task, completed, mean: drawn.append(completed))
+def bar_of(every: int, until: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], str]:
+    """What the bar was moved to by a trainer that reports so often and ends there, and what was printed."""
+    moved: list[int] = []
+    monkeypatch.setattr(show.Bar, "update", lambda bar, task, *, completed, **more: moved.append(completed))
 
     def train(backend: str, seed: int, steps: int, schedule: conduit.Schedule, progress: Progress) -> None:
-        for done in range(every, steps + 1, every):
+        for done in range(every, until + 1, every):
             progress(done, [])
 
     monkeypatch.setattr(dqn, "train", train)
-    show._train_with_a_bar(Console(file=StringIO()), cast(Any, dqn), "torch", 0, 6400, dqn.IN_LINE)
-    assert drawn == list(range(max(every, show.DRAW_EVERY), 6401, max(every, show.DRAW_EVERY)))
+    out = StringIO()
+    show._train_with_a_bar(Console(file=out), cast(Any, dqn), "torch", 0, steps, dqn.IN_LINE)
+    return moved, out.getvalue()
+
+
+@pytest.mark.parametrize("every", [1, 50, 128])
+def test_the_bar_moves_whatever_the_trainers_step(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, said = bar_of(every, 6400, 6400, monkeypatch)
+    assert moved == list(range(max(every, show.DRAW_EVERY), 6401, max(every, show.DRAW_EVERY)))
+    assert "Stopped" not in said
+
+
+def test_training_that_ends_early_ends_its_bar_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, said = bar_of(1, 70, 100, monkeypatch)
+    assert moved == [50, 70]
+    assert "Stopped after 70 of at most 100 steps: the greedy policy returns 490 or more" in said
 
 
 def costs(*train_s: float, exposed_s: float) -> list[show.Cost]:
@@ -110,7 +124,8 @@ def test_the_verdict_says_whether_overlapping_paid() -> None:
     assert "waited 50% less in push and pull (exposed) and took 20% more time in all" in lost
     assert "Overlapping doesn't pay here" in lost
     assert "It pays where" in lost
-    assert "makes no clear difference here" in show.verdict(in_line, costs(0.9, 0.95, 1.2, exposed_s=0.4))
+    mixed = show.verdict(costs(1, 1, 1, 1, 1, exposed_s=0.4), costs(0.9, 0.9, 0.9, 1.2, 1.2, exposed_s=0.4))
+    assert "makes no clear difference here" in mixed
 
 
 def test_the_command_fails_where_the_agent_isnt_good(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -399,6 +399,12 @@ def test_the_environment_stays_open() -> None:
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("envs", ["CartPole-v1", Counting(0, (2,), "terminated")], ids=["a name", "a single one"])
+def test_what_is_no_vector_environment_is_refused_with_how_to_make_one(envs: Any) -> None:
+    with pytest.raises(SchemaError, match=r"expected a gymnasium.vector.VectorEnv.*make_vec"):
+        steps(envs, policy)
+
+
 def test_an_environment_that_doesnt_say_how_it_resets_is_refused() -> None:
     envs = counting(AutoresetMode.DISABLED)
     del envs.metadata["autoreset_mode"]

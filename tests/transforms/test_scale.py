@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from conduit.core.hook import check_chain, run_hook
-from conduit.errors import HookError, SchemaError
+from conduit.errors import SchemaError
 from conduit.transforms import Normalize, ToFloat
 
 
@@ -29,11 +29,8 @@ def test_normalize_keeps_large_offsets_exact() -> None:
 
 
 def test_normalize_refuses_a_unit_of_one_row_and_says_what_a_unit_is() -> None:
-    with pytest.raises(HookError) as caught:
+    with pytest.raises(SchemaError, match=r"the unit has 1 row.*Off-policy a unit is one push"):
         run_hook(Normalize("reward"), {"reward": np.array([3], np.float32)})
-    assert isinstance(caught.value.__cause__, SchemaError)
-    assert "the unit has 1 row" in str(caught.value.__cause__)
-    assert "Off-policy a unit is one push" in str(caught.value.__cause__)
 
 
 def test_normalize_of_equal_values_is_zero_not_nan() -> None:
@@ -65,10 +62,8 @@ def test_to_float_gives_the_dtype_asked_for(dtype: Any, came: Any) -> None:
 
 @pytest.mark.parametrize("hook", [Normalize("obs/imag"), ToFloat("obs/imag")])
 def test_a_leaf_that_isnt_there_is_named_beside_those_that_are(hook: Any) -> None:
-    with pytest.raises(HookError) as caught:
+    with pytest.raises(SchemaError, match="no leaf 'obs/imag'; the rows have 'obs/image'"):
         run_hook(hook, {"obs": {"image": np.zeros(1, np.float32)}})
-    assert isinstance(caught.value.__cause__, SchemaError)
-    assert "no leaf 'obs/imag'; the rows have 'obs/image'" in str(caught.value.__cause__)
 
 
 def test_they_declare_their_stage_and_scope() -> None:

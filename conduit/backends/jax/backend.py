@@ -201,7 +201,7 @@ class JaxBackend:
 
 def _dtypes(columns: Columns[Any]) -> Mapping[str, np.dtype[Any]]:
     """The fields' dtypes, in the order of the columns' arrays."""
-    return columns.note or {path: array.dtype for path, array in columns.arrays.items()}
+    return {path: array.dtype for path, array in columns.arrays.items()} | (columns.note or {})
 
 
 def _sources(into: Columns[Any], rows: Columns[Any], fields: Sequence[str]) -> tuple[Any, ...]:
