@@ -12,7 +12,8 @@ round. Ratios are to the limit of the same worker in the same round.
 The limit of a draw is `np.take(out=preallocated, mode="clip")` of each field with the indices drawn beforehand; of a push,
 slice assignment of the same rows. A peer that no environment has is skipped. `--threads` sets how many
 OpenMP gives torch (all cores by default, which is slow beyond measure when others use the machine). `--quick` caps stores at 100,000 rows and
-takes 20 rounds. `--only` takes the workloads whose names contain the text, and saves nothing."""
+takes 20 rounds. `--only` takes the workloads whose names contain the text. Without peers or with `--only`
+nothing is saved."""
 
 from __future__ import annotations
 
@@ -141,8 +142,13 @@ def build(work: Workload, workers: list[Worker]) -> tuple[list[Running], dict[st
     failed: dict[str, str] = {}
     resident: dict[str, int] = {}
     for worker in workers:
-        worker.tell("build", workload=asdict(work), peers=worker.peers)
+        try:
+            worker.tell("build", workload=asdict(work), peers=worker.peers)
+        except WorkerGoneError as error:
+            failed[worker.name] = str(error)
     for worker in workers:
+        if worker.name in failed:
+            continue
         try:
             built = worker.hear()
         except WorkerGoneError as error:
@@ -237,7 +243,7 @@ def main() -> None:
     finally:
         for worker in workers:
             worker.stop()
-    if not asked.only:
+    if asked.env and not asked.only:
         told = "measured on this CPU; ratios to the limit of the same worker in the same round"
         run = {
             "figures": told,

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral, Real
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -27,10 +28,10 @@ from conduit.core.order import Order
 from conduit.core.placement import Bytes, Placement, parse_budgets
 from conduit.core.rollout import ActorLanes, OffPolicyRollout, OnPolicyRollout, WhenFull
 from conduit.core.sampling import Sampling, Uniform
-from conduit.core.semantics import Numbering, OffPolicy, OnPolicy, Schedule, Semantics
+from conduit.core.semantics import Numbering, OffPolicy, OnPolicy, Schedule, Semantics, check_whole
 from conduit.core.signature import Signature, check_priorities
 from conduit.core.staging import Inbox, Outbox
-from conduit.errors import CapacityError, ClosedError, PriorityError, ScheduleError, SchemaError, UnknownKeyError
+from conduit.errors import CapacityError, ClosedError, PriorityError, SchemaError, SettingError, UnknownKeyError
 from conduit.ports import Actor, Learner, PathIn, PathOut
 from conduit.topology.endpoint import Endpoint
 
@@ -86,6 +87,7 @@ class Store:
         timeout_s: float = 60.0,
         clock: Clock | None = None,
     ) -> None:
+        _check_settings(sampler, seed, timeout_s)
         self._backend = backends.load(backend)
         self._semantics = _semantics(mode, capacity, batch_size, rollout_unit, epochs, sampler, exact)
         self._schedule = self._semantics.resolve(schedule)
@@ -133,8 +135,7 @@ class Store:
 
     def actor(self, lanes: int = 1) -> Actor:
         """A new producer with `lanes` lanes."""
-        if lanes < 1:
-            raise SchemaError(f"actor(lanes={lanes}): expected at least 1")
+        check_whole("actor(lanes=…)", lanes)
         self._halt.check()
         with self._ports:
             numbers = range(self._lane_count, self._lane_count + lanes)
@@ -174,11 +175,10 @@ class Store:
     ) -> Batch:
         """A batch of `rows` rows on demand, drawn now. It disturbs no learner's batches. Off-policy only."""
         if isinstance(self._semantics, OnPolicy):
-            raise ScheduleError(
+            raise SettingError(
                 "sample() draws off-policy; an on-policy store delivers each row exactly `epochs` times through learner.pull()"
             )
-        if rows < 1:
-            raise ScheduleError(f"sample({rows}): expected at least 1 row")
+        check_whole("sample(rows)", rows)
         if rows > self._buffer.capacity:
             raise CapacityError(f"sample({rows}): the store holds {self._buffer.capacity} rows at most")
         target = Target(to or self._backend.framework, device, sharding)
@@ -308,10 +308,10 @@ class Store:
     ) -> tuple[OffPolicyRollout | OnPolicyRollout, Inbox]:
         schedule, semantics = self._schedule, self._semantics
         if when_full not in ("block", "drop"):
-            raise ScheduleError(f"when_full={when_full!r}: expected 'block' or 'drop'")
+            raise SettingError(f"when_full={when_full!r}: expected 'block' or 'drop'")
         if isinstance(semantics, OnPolicy):
             if when_full == "drop" or inbox_units is not None:
-                raise ScheduleError(
+                raise SettingError(
                     "inbox_units and when_full are off-policy: an on-policy inbox is bounded by the iteration and drops nothing"
                 )
             inbox = Inbox(self._halt, self._order, in_line=not schedule.overlap_ing, hold_back=False)
@@ -351,13 +351,14 @@ class Store:
         )
 
     def _check_place(self, rank: int, world: int) -> None:
-        if not 0 <= rank < world:
-            raise ScheduleError(f"learner(rank={rank}, world={world}): expected 0 ≤ rank < world")
+        check_whole("learner(world=…)", world)
+        if not isinstance(rank, Integral) or not 0 <= rank < world:
+            raise SettingError(f"learner(rank={rank}, world={world}): expected 0 ≤ rank < world")
         if rank in self._learners:
-            raise ScheduleError(f"learner rank {rank} exists already; keep it, or give the other a rank of its own")
+            raise SettingError(f"learner rank {rank} exists already; keep it, or give the other a rank of its own")
         for other in self._learners.values():
             if other.world != world:
-                raise ScheduleError(
+                raise SettingError(
                     f"learner(world={world}): rank {other.rank} was made with world={other.world}; expected the same"
                 )
 
@@ -385,6 +386,8 @@ class Store:
         self._priorities["stale"] += int((~live).sum())
 
     def _priorities_of(self, values: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        if values.dtype.kind in "cOSUMm":
+            raise PriorityError(f"update_priorities: priorities are {values.dtype}; expected real numbers")
         priorities = values.astype(np.float64)
         if priorities.shape != keys.shape:
             raise PriorityError(
@@ -408,23 +411,34 @@ def _semantics(
 ) -> Semantics:
     if mode == "off_policy":
         if rollout_unit is not None or epochs is not None:
-            raise ScheduleError(
+            raise SettingError(
                 "rollout_unit and epochs are on-policy settings; off-policy takes capacity, batch_size and a sampler"
             )
         if capacity is None:
-            raise ScheduleError("mode='off_policy' needs capacity=, in rows")
+            raise SettingError("mode='off_policy' needs capacity=, in rows")
         return OffPolicy(capacity, batch_size, sampler or Uniform(), exact)
     if mode == "on_policy":
         if capacity is not None or sampler is not None or exact:
-            raise ScheduleError(
+            raise SettingError(
                 "capacity, sampler and exact are off-policy settings; on-policy takes rollout_unit, batch_size and epochs"
             )
         if rollout_unit is None:
-            raise ScheduleError(
+            raise SettingError(
                 "mode='on_policy' needs rollout_unit=: the rows of one iteration, steps × lanes over all actors"
             )
         return OnPolicy(rollout_unit, batch_size, 1 if epochs is None else epochs)
-    raise ScheduleError(f"mode={mode!r}: expected 'off_policy' or 'on_policy'")
+    raise SettingError(f"mode={mode!r}: expected 'off_policy' or 'on_policy'")
+
+
+def _check_settings(sampler: object, seed: object, timeout_s: object) -> None:
+    if sampler is not None and (isinstance(sampler, type) or not isinstance(sampler, Sampling)):
+        raise SettingError(
+            f"sampler={sampler!r}: expected a sampler such as conduit.Uniform() or conduit.Prioritized()"
+        )
+    if not isinstance(seed, Integral) or int(seed) < 0:
+        raise SettingError(f"seed={seed!r}: expected a whole number ≥ 0")
+    if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or not float(timeout_s) >= 0:
+        raise SettingError(f"timeout_s={timeout_s!r}: expected seconds ≥ 0; math.inf waits for ever")
 
 
 def _explain(rollout: OffPolicyRollout | OnPolicyRollout, semantics: Semantics, number: int) -> str:

@@ -20,6 +20,8 @@ def load(backend: str | Backend[Any]) -> Backend[Any]:
 
     UnknownBackendError lists the names there are; MissingExtraError names the extra that brings the framework.
     """
+    if backend is None or isinstance(backend, type):
+        raise UnknownBackendError(f"backend={backend!r}: expected one of {', '.join(_HOMES)}, or a Backend of your own")
     if not isinstance(backend, str):
         return backend
     if backend not in _HOMES:

@@ -15,7 +15,7 @@ from conduit.core.batch import Batch, SampleInfo
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.experience import Schema
 from conduit.core.halt import Halt
-from conduit.core.hook import Hook, run_hook
+from conduit.core.hook import Hook, count_rows, run_hook
 from conduit.core.ledger import Ledger
 from conduit.core.order import Order, Turn
 from conduit.core.ring import Window
@@ -203,13 +203,12 @@ class Delivery:
         data = schema.unflatten(columns.arrays)
         for hook in self._hooks:
             data = run_hook(hook, data)
+            if (count := count_rows(data, hook)) != columns.rows:
+                raise HookError(
+                    f"delivery hook {hook.name!r} got {columns.rows} rows and wrote {count}; a delivery hook keeps the batch's rows"
+                )
         written = Schema.infer(data, "delivery hooks")
         arrays = written.flatten(data, "delivery hooks")
-        counts = {path: leaf.shape[0] for path, leaf in arrays.items()}
-        if set(counts.values()) != {columns.rows}:
-            raise HookError(
-                f"delivery hooks got {columns.rows} rows and wrote {counts}; a delivery hook keeps the batch's rows"
-            )
         # What a hook made may be its own scratch array, which the next batch overwrites.
         mine = {id(array) for array in columns.arrays.values()}
         made = {path: array for path, array in arrays.items() if id(array) not in mine or not landing.is_host}

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
+import optree
+
 from conduit.errors import ConduitError, HookError
 
 Stage = Literal["ingestion", "delivery"]
@@ -24,7 +27,8 @@ class HookInput(Protocol):
 
 class HookOutput(Protocol):
     def write(self, d: Any) -> None:
-        """Hands the result on: the same form as `read` gave. Exactly one call a run."""
+        """Hands the result on, in the form that `read` gave. Exactly one call a run. The arrays may be filled again in the
+        next run: what the hook made itself is copied."""
         ...
 
 
@@ -64,19 +68,25 @@ class RegisteredHook:
 
 
 def register_ingestion(
-    *, input: str = "Actor", output: str = "ExperienceBuffer", per: Scope = "row", rows: RowRule = "same"
+    *without_parentheses: Function,
+    input: str = "Actor",
+    output: str = "ExperienceBuffer",
+    per: Scope = "row",
+    rows: RowRule = "same",
 ) -> Callable[[Function], RegisteredHook]:
     """Declares `def ingestion(actor_in, exp_out)` as an ingestion hook, to be passed as `Store(ingestion=[…])`. Nothing
     is registered globally: the decorator returns the value."""
+    _check_parentheses("ingestion", without_parentheses)
     _check_ends("ingestion", (input, output), ("Actor", "ExperienceBuffer"))
     return _declare("ingestion", per, rows)
 
 
 def register_delivery(
-    *, input: str = "ExperienceBuffer", output: str = "Learner"
+    *without_parentheses: Function, input: str = "ExperienceBuffer", output: str = "Learner"
 ) -> Callable[[Function], RegisteredHook]:
     """Declares `def delivery(exp_in, learn_out)` as a delivery hook, to be passed as `Store(delivery=[…])`. It sees one
     whole batch at a time, whatever the granularity, and keeps its rows."""
+    _check_parentheses("delivery", without_parentheses)
     _check_ends("delivery", (input, output), ("ExperienceBuffer", "Learner"))
     return _declare("delivery", "row", "same")
 
@@ -94,9 +104,27 @@ def run_hook(hook: Hook, data: Any) -> Any:
     return port.result()
 
 
+def count_rows(data: Any, hook: Hook) -> int:
+    """The rows of what `hook` wrote. HookError unless all leaves are NumPy arrays with as many."""
+    leaves: list[Any] = optree.tree_leaves(data)
+    counts = {leaf.shape[0] if isinstance(leaf, np.ndarray) and leaf.ndim else None for leaf in leaves}
+    if len(counts) != 1 or None in counts:
+        wrote = [f"{type(leaf).__name__}{list(getattr(leaf, 'shape', ()))}" for leaf in leaves]
+        raise HookError(
+            f"{hook.stage} hook {hook.name!r} wrote leaves {', '.join(wrote) or 'none'}; expected NumPy arrays that all have as many rows"
+        )
+    (count,) = counts
+    assert count is not None
+    return count
+
+
 def check_chain(hooks: Sequence[Any], stage: Stage) -> tuple[Hook, ...]:
     """`hooks` as a tuple, after checking that each was declared for `stage`."""
+    if not isinstance(hooks, list | tuple):
+        raise HookError(f"{stage}= got {type(hooks).__name__}; expected a list of hooks")
     for hook in hooks:
+        if isinstance(hook, type):
+            raise HookError(f"{stage}= got the class {hook.__name__}; expected a hook made with it: {hook.__name__}(…)")
         if getattr(hook, "stage", None) is None:
             raise HookError(
                 f"{stage}= got {hook!r}; expected hooks made by @conduit.register_{stage}(…) or from conduit.transforms"
@@ -124,6 +152,11 @@ class _Port:
         if not self._written:
             raise HookError(f"hook {self._name!r} returned without a write(d); expected exactly one")
         return self._written[0]
+
+
+def _check_parentheses(stage: Stage, functions: tuple[Function, ...]) -> None:
+    if functions:
+        raise HookError(f"@conduit.register_{stage} takes its function after parentheses: @conduit.register_{stage}()")
 
 
 def _check_ends(stage: Stage, got: tuple[str, str], expected: tuple[str, str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import optree
@@ -20,9 +19,9 @@ from conduit.core.episodes import (
     join_fragments,
     split_lanes,
 )
-from conduit.core.experience import Tree
+from conduit.core.experience import Tree, map_leaves
 from conduit.core.halt import Halt
-from conduit.core.hook import Hook, run_hook
+from conduit.core.hook import Hook, count_rows, run_hook
 from conduit.core.ledger import Ledger
 from conduit.core.order import Order
 from conduit.core.rollout import Rollout
@@ -92,6 +91,7 @@ class IngestionChain:
         if not fragments:
             return []
         unit: Rows | list[Fragment] = fragments
+        before = fragments
         for hook in self._trajectory:
             if hook.per == "trajectory":
                 unit = _run_on_fragments(hook, _as_fragments(unit))
@@ -99,7 +99,7 @@ class IngestionChain:
                     return []
             else:
                 unit = _run_on_rows((hook,), _as_rows(unit))
-        return [_as_rows(unit)]
+        return [_owned(_as_rows(unit), [fragment.rows for fragment in before])]
 
 
 class Ingestion:
@@ -209,9 +209,18 @@ def _first(hooks: Sequence[Hook], of: Callable[[Hook], bool]) -> int:
 
 
 def _run_on_rows(hooks: Sequence[Hook], rows: Rows) -> Rows:
+    before = rows
     for hook in hooks:
         rows = _run_one(hook, rows)
-    return rows
+    return _owned(rows, before.data)
+
+
+def _owned(rows: Rows, ours: Tree) -> Rows:
+    """`rows` with copies of all leaves but `ours`: what a hook made may be its own scratch array, which it fills again."""
+    known = {id(leaf) for leaf in optree.tree_leaves(ours)}
+    if all(id(leaf) in known for leaf in optree.tree_leaves(rows.data)):
+        return rows
+    return replace(rows, data=map_leaves(lambda leaf: leaf if id(leaf) in known else np.array(leaf), rows.data))
 
 
 def _run_one(hook: Hook, rows: Rows) -> Rows:
@@ -253,20 +262,6 @@ def _run_on_fragments(hook: Hook, fragments: list[Fragment]) -> list[Fragment]:
             "it declares rows='same', which keeps the fragments and their lengths. Declare rows='any' if it may change them"
         )
     return [fragment for fragment in checked if len(fragment)]
-
-
-def count_rows(data: Tree, hook: Hook) -> int:
-    """The rows of what `hook` wrote. HookError unless all leaves are arrays with as many."""
-    leaves: list[Any] = optree.tree_leaves(data)
-    counts = {leaf.shape[0] if isinstance(leaf, np.ndarray) and leaf.ndim else None for leaf in leaves}
-    if len(counts) != 1 or None in counts:
-        shapes = [getattr(leaf, "shape", type(leaf).__name__) for leaf in leaves]
-        raise HookError(
-            f"{hook.stage} hook {hook.name!r} wrote leaves of shapes {shapes}; expected NumPy arrays with one number of rows"
-        )
-    (count,) = counts
-    assert count is not None
-    return count
 
 
 def _check_rows_survive(hooks: Sequence[Hook]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Literal, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from conduit.core.experience import Tree, map_leaves
 from conduit.core.halt import Halt
 from conduit.core.ledger import PortCall
 from conduit.core.staging import Cut, Group, Inbox
-from conduit.errors import FreshnessError, ScheduleError, UnitError
+from conduit.errors import FreshnessError, SettingError, UnitError
 
 WhenFull = Literal["block", "drop"]
 
@@ -63,7 +64,7 @@ class OffPolicyRollout:
         self, halt: Halt, inbox: Inbox, units_per_group: int, limit: int, when_full: WhenFull, cuts_matter: bool
     ) -> None:
         if limit < units_per_group:
-            raise ScheduleError(f"inbox_units={limit} is below g_ing={units_per_group}: a group could never fill")
+            raise SettingError(f"inbox_units={limit} is below g_ing={units_per_group}: a group could never fill")
         self._halt = halt
         self._inbox = inbox
         self._units_per_group = units_per_group
@@ -79,6 +80,7 @@ class OffPolicyRollout:
         pass
 
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
+        _check_version(version)
         rows = _stamp(rows, self.version if version is None else version)
         with self._inbox.changed:
             self._inbox.wait_unclaimed(deadline_s)
@@ -156,6 +158,7 @@ class OnPolicyRollout:
             self._actors.add(actor.actor)
 
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
+        _check_version(version)
         with self._inbox.changed:
             self._admit(actor, len(rows), version, deadline_s, wait)
             rows = _stamp(rows, self.version)
@@ -217,7 +220,10 @@ class OnPolicyRollout:
     def why_open(self) -> str:
         """What is missing for the iteration to be whole; empty when nothing is."""
         if self._taken < self._unit:
-            return f"iteration {self.version} has {self._taken} of {self._unit} rows (rollout_unit): push {self._unit - self._taken} more"
+            short = f"iteration {self.version} has {self._taken} of {self._unit} rows (rollout_unit)"
+            if self._actors <= self._ended:
+                return f"{short}, and no actor is left to push the rest: open one with store.actor()"
+            return f"{short}: push {self._unit - self._taken} more"
         if not self._closed:
             return (
                 f"iteration {self.version} has its {self._unit} rows, but lanes {sorted(self._open)} are open: "
@@ -271,6 +277,11 @@ class OnPolicyRollout:
 
     def _why_not_advanced(self) -> str:
         return f"rows of version {self.version + 1} wait for iteration {self.version} to end: {self.why_open() or 'it is whole'}; then store.advance()"
+
+
+def _check_version(version: object) -> None:
+    if version is not None and (not isinstance(version, Integral) or isinstance(version, bool)):
+        raise FreshnessError(f"push(version={version!r}): expected a whole number")
 
 
 def _stamp(rows: Rows, version: int) -> Rows:

@@ -6,14 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from numbers import Real
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.priority_tree import PriorityTree
 from conduit.core.ring import Window
-from conduit.errors import PriorityError
+from conduit.errors import PriorityError, SettingError
 
 Keys = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -55,6 +56,7 @@ class Sampler(Protocol):
         ...
 
 
+@runtime_checkable
 class Sampling(Protocol):
     """A sampler as the user asks for it: a value."""
 
@@ -114,15 +116,15 @@ class Prioritized:
     new: str | float = "max"
 
     def __post_init__(self) -> None:
-        _require("alpha", self.alpha, self.alpha >= 0, "a finite number ≥ 0")
-        _require("eps", self.eps, self.eps >= 0, "a finite number ≥ 0")
+        _require("alpha", self.alpha, lambda x: x >= 0, "a finite number ≥ 0")
+        _require("eps", self.eps, lambda x: x >= 0, "a finite number ≥ 0")
         if not callable(self.beta):
-            _require("beta", self.beta, 0 <= self.beta <= 1, "a number in [0, 1], or a function of the batch number")
+            _require("beta", self.beta, lambda x: 0 <= x <= 1, "a number in [0, 1], or a function of the batch number")
         if isinstance(self.new, str):
             if self.new != "max":
-                raise PriorityError(f"Prioritized(new={self.new!r}): expected 'max' or a finite number > 0")
+                raise SettingError(f"Prioritized(new={self.new!r}): expected 'max' or a finite number > 0")
         else:
-            _require("new", self.new, self.new > 0, "'max' or a finite number > 0")
+            _require("new", self.new, lambda x: x > 0, "'max' or a finite number > 0")
 
     @property
     def prioritized(self) -> bool:
@@ -133,8 +135,8 @@ class Prioritized:
 
     def beta_at(self, number: int) -> float:
         beta = self.beta(number) if callable(self.beta) else self.beta
-        if not math.isfinite(beta):
-            raise PriorityError(f"Prioritized(beta=…) gave {beta} for batch {number}; expected a finite number")
+        if not isinstance(beta, Real) or not math.isfinite(beta):
+            raise SettingError(f"Prioritized(beta=…) gave {beta!r} for batch {number}; expected a finite number")
         return min(max(float(beta), 0.0), 1.0)
 
 
@@ -283,6 +285,6 @@ def _too_few(window: Window, rows: int) -> str | None:
     )
 
 
-def _require(name: str, got: float, fits: bool, expected: str) -> None:
-    if not (math.isfinite(got) and fits):
-        raise PriorityError(f"Prioritized({name}={got!r}): expected {expected}")
+def _require(name: str, got: Any, fits: Callable[[float], bool], expected: str) -> None:
+    if not isinstance(got, Real) or isinstance(got, bool) or not math.isfinite(got) or not fits(float(got)):
+        raise SettingError(f"Prioritized({name}={got!r}): expected {expected}")

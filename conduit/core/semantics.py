@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from numbers import Integral
+from numbers import Integral, Real
 
 from conduit.core.sampling import Sampling, Shuffled
-from conduit.errors import CapacityError, ScheduleError, UnitError
+from conduit.errors import CapacityError, ScheduleError, SettingError, UnitError
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class OffPolicy:
     exact: bool = False
 
     def __post_init__(self) -> None:
-        _whole("batch_size", self.batch_size)
-        _whole("capacity", self.capacity)
+        check_whole("batch_size", self.batch_size)
+        check_whole("capacity", self.capacity)
         if self.capacity < self.batch_size:
             raise CapacityError(
                 f"capacity={self.capacity} is below batch_size={self.batch_size}: a batch could never be served; "
@@ -72,7 +72,7 @@ class OffPolicy:
 
     def resolve(self, schedule: Schedule | None) -> Schedule:
         """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
-        schedule = schedule or Schedule()
+        schedule = _as_schedule(schedule)
         g_ing, g_del = _filled(schedule.g_ing, 1), _filled(schedule.g_del, 1)
         for name, g in (("g_ing", g_ing), ("g_del", g_del)):
             if not (math.isfinite(g) and g >= 1 and g == int(g)):
@@ -102,7 +102,7 @@ class OnPolicy:
 
     def __post_init__(self) -> None:
         for name in ("rollout_unit", "batch_size", "epochs"):
-            _whole(name, getattr(self, name))
+            check_whole(name, getattr(self, name))
         if self.rollout_unit % self.batch_size:
             divisors = [d for d in range(1, self.rollout_unit + 1) if self.rollout_unit % d == 0]
             near = sorted(divisors, key=lambda d: abs(d - self.batch_size))[:3]
@@ -131,7 +131,7 @@ class OnPolicy:
 
     def resolve(self, schedule: Schedule | None) -> Schedule:
         """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
-        schedule = schedule or Schedule()
+        schedule = _as_schedule(schedule)
         g_ing, g_del = _filled(schedule.g_ing, 1), _filled(schedule.g_del, 1 / self.minibatches)
         for name, g in (("g_ing", g_ing), ("g_del", g_del)):
             k = g * self.minibatches
@@ -161,10 +161,19 @@ class OnPolicy:
 Semantics = OffPolicy | OnPolicy
 
 
+def _as_schedule(schedule: object) -> Schedule:
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise ScheduleError(f"schedule={schedule!r}: expected a conduit.Schedule, or None for everything in line")
+    return schedule or Schedule()
+
+
 def _filled(g: float | None, default: float) -> float:
+    if g is not None and (not isinstance(g, Real) or isinstance(g, bool)):
+        raise ScheduleError(f"a granularity of {g!r}: expected a number, or None for the default")
     return default if g is None else g
 
 
-def _whole(name: str, got: object) -> None:
+def check_whole(name: str, got: object) -> None:
+    """SettingError unless `got` is a whole number of at least 1."""
     if not isinstance(got, Integral) or isinstance(got, bool) or int(got) < 1:
-        raise CapacityError(f"{name}={got!r}: expected a whole number of at least 1")
+        raise SettingError(f"{name}={got!r}: expected a whole number of at least 1")
