@@ -10,10 +10,9 @@ each round: what slows the machine down for a while slows all of them. Contender
 round. Ratios are to the limit of the same worker in the same round.
 
 The limit of a draw is `np.take(out=preallocated, mode="clip")` of each field with the indices drawn beforehand; of a push,
-slice assignment of the same rows. A peer that no environment has is skipped. `--threads` sets how many
-OpenMP gives torch (all cores by default, which is slow beyond measure when others use the machine). `--quick` caps stores at 100,000 rows and
-takes 20 rounds. `--only` takes the workloads whose names contain the text. Without peers or with `--only`
-nothing is saved."""
+slice assignment of the same rows. A peer that no environment has is skipped. `--threads`: how many OpenMP gives torch; all
+cores by default, which is slow beyond measure when others use the machine. `--quick` caps stores at 100,000 rows and takes
+20 rounds. `--only` takes the workloads whose names contain the text. Without peers or with `--only` nothing is saved."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,8 +127,11 @@ class Actor:
         if not len(rows):
             return 0
         deadline_s = self._deadline(timeout_s)
-        with nullcontext() if self._path.signature.fixed else self._path.signature.fixed_by(rows):
+        if self._path.signature.fixed:
             taken = self._path.rollout.put(self._lanes, rows, version, deadline_s, wait)
+        else:
+            with self._path.signature.fixed_by(rows):
+                taken = self._path.rollout.put(self._lanes, rows, version, deadline_s, wait)
         self._path.ingestion.catch_up()
         return len(rows) if taken else 0
 
@@ -139,7 +141,7 @@ class Actor:
             raise ClosedError("this actor is closed; open another with store.actor()")
 
     def _deadline(self, timeout_s: float | None) -> float:
-        return self._path.halt.clock.now() + (self._path.timeout_s if timeout_s is None else timeout_s)
+        return self._path.halt.deadline_s(self._path.timeout_s if timeout_s is None else timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ class Learner:
         with path.ledger.port("pull") as call:
             path.halt.check()
             began_s = path.halt.clock.now()
-            deadline_s = began_s + (path.timeout_s if timeout_s is None else timeout_s)
+            deadline_s = path.halt.deadline_s(path.timeout_s if timeout_s is None else timeout_s)
             self._begin_pull(deadline_s)
             try:
                 staged = self._next(deadline_s)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -20,7 +20,7 @@ from conduit.core.backend import Backend, Target
 from conduit.core.batch import Batch
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.delivery import Delivery
-from conduit.core.halt import Halt
+from conduit.core.halt import Halt, check_timeout
 from conduit.core.hook import Hook, check_chain
 from conduit.core.ingestion import Ingestion, IngestionChain
 from conduit.core.ledger import Ledger
@@ -116,8 +116,19 @@ class Store:
             ledger=self._ledger,
             overlap=self._schedule.overlap_ing,
         )
+        # Where a push is written before it returns, into memory that is written at once, its arrays need no copy before.
+        written_at_once = (
+            isinstance(self._semantics, OffPolicy)
+            and not ingestion
+            and not self._schedule.overlap_ing
+            and self._schedule.g_ing == 1
+            and all(endpoint.is_host for endpoint in self._placement.endpoints)
+        )
         self._signature = Signature(
-            exchange.to_numpy, self._semantics.sampling.prioritized, self._sampler.highest_priority
+            exchange.to_numpy,
+            self._semantics.sampling.prioritized,
+            self._sampler.highest_priority,
+            copies=not written_at_once,
         )
         self._ports = self._halt.condition("ports")
         self._actor_count = self._lane_count = self._on_demand = 0
@@ -182,6 +193,7 @@ class Store:
         if rows > self._buffer.capacity:
             raise CapacityError(f"sample({rows}): the store holds {self._buffer.capacity} rows at most")
         target = Target(to or self._backend.framework, device, sharding)
+        self._backend.landing(target)
         with self._ports:
             number, self._on_demand = self._on_demand, self._on_demand + 1
             path = self._on_demand_paths.get(target)
@@ -397,7 +409,7 @@ class Store:
         return priorities
 
     def _deadline(self, timeout_s: float | None) -> float:
-        return self._clock.now() + (self._timeout_s if timeout_s is None else timeout_s)
+        return self._halt.deadline_s(self._timeout_s if timeout_s is None else timeout_s)
 
 
 def _semantics(
@@ -437,8 +449,7 @@ def _check_settings(sampler: object, seed: object, timeout_s: object) -> None:
         )
     if not isinstance(seed, Integral) or int(seed) < 0:
         raise SettingError(f"seed={seed!r}: expected a whole number ≥ 0")
-    if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or not float(timeout_s) >= 0:
-        raise SettingError(f"timeout_s={timeout_s!r}: expected seconds ≥ 0; math.inf waits for ever")
+    check_timeout(timeout_s)
 
 
 def _explain(rollout: OffPolicyRollout | OnPolicyRollout, semantics: Semantics, number: int) -> str:

@@ -44,7 +44,9 @@ def n_step(work: Workload) -> list[Contender]:
             buffer.on_episode_end()
 
     fill(work, push)
-    return [Contender("cpprb", partial(buffer.sample, work.count), note="reduced when pushed; stored so for good")]
+    return [
+        Contender("cpprb", partial(buffer.sample, work.count), note="reduced when pushed; wrong near an episode's end")
+    ]
 
 
 def prioritized(work: Workload) -> list[Contender]:

@@ -37,7 +37,10 @@ class _Table:
         dataset = reverb.TrajectoryDataset.from_table_signature(
             f"localhost:{self.server.port}", "rows", max_in_flight_samples_per_worker=2 * work.count
         )
-        self.batches = dataset.batch(work.count).as_numpy_iterator()
+        # tf.data would add a queue of batches of its own.
+        options = self._tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False
+        self.batches = dataset.batch(work.count).with_options(options).as_numpy_iterator()
 
     def push(self, count: int) -> None:
         writer, length = self._writer, self._length

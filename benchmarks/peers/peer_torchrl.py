@@ -87,7 +87,7 @@ def n_step(work: Workload) -> list[Contender]:
         buffer.extend(tensordict.TensorDict(step, count))
 
     fill(work, extend)
-    return [Contender("torchrl", buffer.sample, note="reduced when pushed; stored so for good")]
+    return [Contender("torchrl", buffer.sample, note="reduced when pushed; bootstraps past terminations")]
 
 
 def push(work: Workload, prioritized: bool = False) -> list[Contender]:

@@ -6,6 +6,7 @@ from an array's type or a target's name, so no framework is imported that isn't 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast, runtime_checkable
@@ -115,6 +116,7 @@ def accept(arrays: Mapping[str, Any], target: Target) -> dict[str, Any]:
     return _for(target).accept(arrays, target)
 
 
+@functools.cache
 def exchange_of(framework: str) -> Exchange:
     """The framework's exchange module; imports the framework."""
     return cast(Exchange, importlib.import_module(_MODULES[framework]))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.backend import Backend, Columns
-from conduit.core.experience import Schema
+from conduit.core.experience import Schema, Tree
 from conduit.core.halt import Halt
 from conduit.core.placement import Placement, format_bytes
 from conduit.core.ring import Layout, Window
@@ -56,11 +56,12 @@ class ExperienceBuffer:
         """Of the stored rows; None before the first."""
         return self._schema
 
-    def write(self, data: Any, version: NDArray[np.int64]) -> Window:
+    def write(self, data: Tree, version: NDArray[np.int64], checked: Schema | None = None) -> Window:
         """Appends rows, evicting as many of the oldest as the ring has no room for, and returns their insertion numbers.
 
-        `data`: a tree of NumPy arrays (n, *field.shape) that nobody changes any more; the first fixes the stored schema."""
-        rows = self._columns(data)
+        `data`: a tree of NumPy arrays (n, *field.shape) that nobody changes any more; the first fixes the stored schema.
+        `checked`: what it has been checked against already."""
+        rows = self._columns(data, len(version), checked)
         count, stop = rows.rows, self._window.stop
         # Of more rows than the ring has, the first are gone as soon as they are counted: they aren't written at all.
         stays = max(0, count - self.capacity)
@@ -69,8 +70,10 @@ class ExperienceBuffer:
         for span in self._layout.spans(stop + stays, count - stays):
             part = _slice(rows, stays + span.offset, span.rows)
             self._shards[span.shard].write(span.slot, part)
-        keys = np.arange(stop + stays, stop + count)
-        self._version[keys % self.capacity] = version[stays:]
+        at = (stop + stays) % self.capacity
+        head = min(count - stays, self.capacity - at)
+        self._version[at : at + head] = version[stays : stays + head]
+        self._version[: count - stays - head] = version[stays + head :]
         self._window = Window(first, stop + count)
         return Window(stop + stays, stop + count)
 
@@ -78,11 +81,11 @@ class ExperienceBuffer:
         """No row is live any more; numbers go on counting."""
         self._evict(self._window.stop)
 
-    def lease(self, keys: Keys) -> object:
-        """Until `end_lease`, rows `keys` stay as they are. Taken in the turn that drew them, or they may be gone already."""
+    def lease(self, oldest: int) -> object:
+        """Until `end_lease`, rows from `oldest` on stay as they are. Taken in the turn that drew them, or they may be gone already."""
         token = object()
         with self._unleased:
-            self._leases[token] = int(keys.min())
+            self._leases[token] = oldest
         return token
 
     def end_lease(self, token: object) -> None:
@@ -120,15 +123,17 @@ class ExperienceBuffer:
         for shard in self._shards:
             shard.close()
 
-    def _columns(self, data: Any) -> Columns[Any]:
-        if self._schema is None:
-            schema = Schema.infer(data, "stored rows")
-            count = schema.check(schema.flatten(data, "stored rows"), "stored rows")
+    def _columns(self, data: Tree, count: int, checked: Schema | None) -> Columns[Any]:
+        schema = self._schema
+        if schema is None:
+            schema = checked or Schema.infer(data, "stored rows")
+            schema.check(schema.flatten(data, "stored rows"), "stored rows", count)
             self._allocate(schema)
             self._schema = schema
-        else:
-            count = self._schema.check(self._schema.flatten(data, "stored rows"), "stored rows")
-        return Columns(PAGEABLE, self._schema.flatten(data, "stored rows"), count)
+        leaves = schema.flatten(data, "stored rows")
+        if checked is not schema:
+            schema.check(leaves, "stored rows", count)
+        return Columns(PAGEABLE, leaves, count)
 
     def _allocate(self, schema: Schema) -> None:
         asked = list(zip(self._placement.endpoints, self._layout.shard_rows, strict=True))
@@ -155,6 +160,9 @@ class ExperienceBuffer:
         """Rows before `first` are live no more; returns when nobody reads one of them. A lease lasts for one gather, in which
         nothing of the user's runs: so this wait needs no deadline, and rows that were taken can't be lost to one."""
         self._window = Window(first, self._window.stop)
+        # No lease can be taken meanwhile: that needs a turn, and the caller is in one.
+        if not self._leases:
+            return
         with self._unleased:
             self._halt.wait(
                 self._unleased,

@@ -76,6 +76,7 @@ class Delivery:
         self._halt = halt
         self._ledger = ledger
         self._target = target
+        self._landing = backend.landing(target)
         self._requests: deque[Request] = deque()
         self._changed = halt.condition("delivery requests")
 
@@ -158,14 +159,15 @@ class Delivery:
         """In its turn: chooses the request's rows, and takes the lease on them."""
         window = self._buffer.window
         draws = [self._sampler.draw(number, request.rows, window, request.stream) for number in request.numbers]
-        request.drawn = Drawn(draws, window, self._buffer.lease(np.concatenate([draw.keys for draw in draws])))
+        oldest = min(int(draw.keys.min()) for draw in draws)
+        request.drawn = Drawn(draws, window, self._buffer.lease(oldest))
 
     def _missing(self, rows: int, number: int) -> str | None:
         return self._sampler.missing(self._buffer.window, rows, number)
 
     def _read(self, draw: Draw) -> tuple[Columns[Any], NDArray[np.int64]]:
         """The drawn rows, on the host where hooks wait for them, and the policy version of each."""
-        to = PAGEABLE if self._hooks else self._backend.landing(self._target)
+        to = PAGEABLE if self._hooks else self._landing
         return self._buffer.read(draw.keys, to), self._buffer.version_of(draw.keys)
 
     def order(self, staged: Staged) -> None:
@@ -178,11 +180,13 @@ class Delivery:
     ) -> Staged:
         schema = self._buffer.schema
         assert schema is not None
-        landing = self._backend.landing(self._target)
         if self._hooks:
-            schema, columns = self._transform(schema, columns, landing)
-        weights = self._backend.adopt({_WEIGHT: draw.weight}, landing)
-        together = replace(columns, arrays={**columns.arrays, **weights.arrays})
+            schema, columns = self._transform(schema, columns, self._landing)
+        on_device = (
+            [] if self._landing.is_host else [columns, self._backend.adopt({_WEIGHT: draw.weight}, self._landing)]
+        )
+        weight = on_device[1].arrays[_WEIGHT] if on_device else draw.weight
+        together = replace(columns, arrays={**columns.arrays, _WEIGHT: weight})
         arrays = self._backend.hand_over(together, self._target)
         info = SampleInfo(
             number=number,
@@ -195,7 +199,7 @@ class Delivery:
             frontier=window.frontier,
             priority_lag=lag,
         )
-        return Staged(Batch(schema.unflatten(arrays), info), () if landing.is_host else (columns, weights))
+        return Staged(Batch(schema.unflatten(arrays), info), tuple(on_device))
 
     def _transform(self, schema: Schema, columns: Columns[Any], landing: Endpoint) -> tuple[Schema, Columns[Any]]:
         """What the hooks make of a batch on the host, at `landing`."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conduit.core.experience import Tree, map_leaves
+from conduit.core.experience import Schema, Tree, map_leaves
 
 
 class End(IntEnum):
@@ -38,7 +38,7 @@ class Step:
     valid: NDArray[np.bool_] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rows:
     """Rows on their way from actors to the buffer, in the order they were pushed, with what is known of each."""
 
@@ -49,11 +49,13 @@ class Rows:
     end: NDArray[np.uint8]
     """(n,) an `End` each."""
     version: NDArray[np.int64]
-    """(n,) the policy version that made the row."""
+    """(n,) the policy version that made the row; set when the rollout takes it."""
     priority: NDArray[np.float64] | None = None
     """(n,) raw priorities, NaN where the sampler shall choose; None where it shall for all."""
     finals: Mapping[int, Mapping[str, Tree]] | None = None
     """Row position → that row's final, each leaf of shape (*shape)."""
+    schema: Schema | None = None
+    """What `data` has been checked against; None once a hook has made it."""
 
     def __len__(self) -> int:
         return len(self.lane)
@@ -97,6 +99,7 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
         version=np.concatenate([part.version for part in parts]),
         priority=_concatenate_priorities([(part.priority, len(part)) for part in parts]),
         finals=finals or None,
+        schema=parts[0].schema,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -50,6 +51,13 @@ class Schema:
 
     fields: Mapping[str, Field]
     structure: optree.PyTreeSpec
+    flat: bool = dataclasses.field(init=False, compare=False)
+    """Whether rows are plain dicts of leaves, as most are: such a tree is its own mapping of leaves by path."""
+
+    def __post_init__(self) -> None:
+        structure = self.structure
+        plain = structure.type is dict and structure.num_nodes == structure.num_leaves + 1
+        object.__setattr__(self, "flat", plain and all(isinstance(key, str) for key in structure.entries()))
 
     @classmethod
     def infer(cls, tree: Tree, where: str) -> Schema:
@@ -83,39 +91,45 @@ class Schema:
         return sum(field.row_bytes for field in self.fields.values())
 
     def flatten(self, tree: Tree, where: str) -> dict[str, Any]:
-        """`tree`'s leaves by path. SchemaError names missing and unexpected leaves."""
+        """`tree`'s leaves by path; perhaps `tree` itself. SchemaError names missing and unexpected leaves."""
+        if self.flat and _is_dict_of(tree, self.fields):
+            return tree
         leaves, structure = optree.tree_flatten(tree)
         if structure != self.structure:
             raise SchemaError(f"{where}: {self._difference(structure)}")
         return dict(zip(self.fields, leaves, strict=True))
 
     def unflatten(self, leaves: Mapping[str, Any]) -> Tree:
+        if self.flat:
+            return {path: leaves[path] for path in self.fields}
         return optree.tree_unflatten(self.structure, [leaves[path] for path in self.fields])
 
     def check(self, leaves: Mapping[str, Any], where: str, rows: int | None = None, each: str = "a row") -> int:
         """How many rows `leaves` holds, after checking each against its field. SchemaError names the first that differs."""
+        if rows is None:
+            first = leaves[next(iter(self.fields))]
+            rows = first.shape[0] if isinstance(first, np.ndarray) and first.ndim else 0
         for path, field in self.fields.items():
             leaf = leaves[path]
-            if not isinstance(leaf, np.ndarray):
-                raise SchemaError(
-                    f"{where}: leaf {path!r} is {_describe(leaf)}; expected an array {field} with a leading row axis"
-                )
-            if leaf.dtype != field.dtype:
-                raise SchemaError(
-                    f"{where}: leaf {path!r} has dtype {leaf.dtype}; expected {field.dtype}. Cast it: dtypes are never changed silently"
-                )
-            if leaf.shape[1:] != field.shape or leaf.ndim == 0:
-                raise SchemaError(
-                    f"{where}: leaf {path!r} has shape {leaf.shape}; expected (rows, {_join(field.shape)})"
-                )
-            if rows is None:
-                rows = leaf.shape[0]
-            elif leaf.shape[0] != rows:
-                raise SchemaError(
-                    f"{where}: leaf {path!r} has a leading axis of {leaf.shape[0]}; expected {rows}, one {each}"
-                )
-        assert rows is not None
+            if type(leaf) is not np.ndarray or leaf.dtype != field.dtype or leaf.shape != (rows, *field.shape):
+                self._check_leaf(path, field, leaf, where, rows, each)
         return rows
+
+    def _check_leaf(self, path: str, field: Field, leaf: Any, where: str, rows: int, each: str) -> None:
+        if not isinstance(leaf, np.ndarray):
+            raise SchemaError(
+                f"{where}: leaf {path!r} is {_describe(leaf)}; expected an array {field} with a leading row axis"
+            )
+        if leaf.dtype != field.dtype:
+            raise SchemaError(
+                f"{where}: leaf {path!r} has dtype {leaf.dtype}; expected {field.dtype}. Cast it: dtypes are never changed silently"
+            )
+        if leaf.shape[1:] != field.shape or leaf.ndim == 0:
+            raise SchemaError(f"{where}: leaf {path!r} has shape {leaf.shape}; expected (rows, {_join(field.shape)})")
+        if leaf.shape[0] != rows:
+            raise SchemaError(
+                f"{where}: leaf {path!r} has a leading axis of {leaf.shape[0]}; expected {rows}, one {each}"
+            )
 
     def _difference(self, structure: optree.PyTreeSpec) -> str:
         got = set(leaf_paths(structure))
@@ -128,6 +142,10 @@ class Schema:
 
     def __str__(self) -> str:
         return ", ".join(f"{path}: {field}" for path, field in self.fields.items())
+
+
+def _is_dict_of(tree: Tree, fields: Mapping[str, Field]) -> bool:
+    return type(tree) is dict and tree.keys() == fields.keys()
 
 
 def _describe(leaf: object) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from numbers import Real
 
 from conduit.clock import Clock, Condition
-from conduit.errors import ConduitError, OperatorError, WaitTimeout
+from conduit.errors import ConduitError, OperatorError, SettingError, WaitTimeout
 
 
 class _Thread(threading.local):
@@ -52,6 +53,11 @@ class Halt:
         if self._reason is not None:
             raise copy.copy(self._reason) from (self._reason.__cause__ or self._reason)
 
+    def deadline_s(self, timeout_s: float) -> float:
+        """The instant `timeout_s` from now. SettingError unless it is a number of seconds ≥ 0."""
+        check_timeout(timeout_s)
+        return self.clock.now() + timeout_s
+
     def wait(
         self, condition: Condition, until: Callable[[], bool], deadline_s: float | None, why: Callable[[], str]
     ) -> None:
@@ -65,6 +71,11 @@ class Halt:
         self.check()
         if not done:
             raise WaitTimeout(why())
+
+
+def check_timeout(timeout_s: object) -> None:
+    if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or not float(timeout_s) >= 0:
+        raise SettingError(f"timeout_s={timeout_s!r}: expected seconds ≥ 0; math.inf waits for ever")
 
 
 def _operator_error(reason: BaseException) -> OperatorError:

@@ -132,8 +132,8 @@ class Ingestion:
     def run(self) -> None:
         """The thread's life: a step for every group, until the store halts."""
         try:
-            while group := self._inbox.wait_take():
-                self.step(group)
+            while True:
+                self.step(self._inbox.wait_take())
         # Whatever ends the operator must reach the callers of push and pull, which would wait for it otherwise.
         except BaseException as error:
             self._halt.now_because(error)
@@ -145,14 +145,12 @@ class Ingestion:
         if self.overlap or not self._inbox.is_mine():
             return
         try:
-            while group := self._inbox.take():
+            while group := self._inbox.take_or_end_claim():
                 self.step(group)
         # The group's rows are lost to the buffer, be it by Ctrl-C: the store must not go on as if nothing had happened.
         except BaseException as error:
             self._halt.now_because(error)
             raise
-        finally:
-            self._inbox.end_claim()
 
     @contextmanager
     def hurried(self, deadline_s: float) -> Iterator[None]:
@@ -185,7 +183,7 @@ class Ingestion:
     def _publish(self, stored: Sequence[Rows]) -> None:
         for rows in stored:
             if len(rows):
-                window = self._buffer.write(rows.data, rows.version)
+                window = self._buffer.write(rows.data, rows.version, rows.schema)
                 priority = None if rows.priority is None else rows.priority[-len(window) :]
                 self._sampler.insert(window.first, len(window), priority)
 
@@ -209,6 +207,8 @@ def _first(hooks: Sequence[Hook], of: Callable[[Hook], bool]) -> int:
 
 
 def _run_on_rows(hooks: Sequence[Hook], rows: Rows) -> Rows:
+    if not hooks:
+        return rows
     before = rows
     for hook in hooks:
         rows = _run_one(hook, rows)
@@ -232,7 +232,7 @@ def _run_one(hook: Hook, rows: Rows) -> Rows:
                 f"{hook.stage} hook {hook.name!r} got {len(rows)} rows and wrote {count}; it declares rows='same'. "
                 "Declare rows='any' if it may drop or add rows"
             )
-        return replace(rows, data=data)
+        return replace(rows, data=data, schema=None)
     # Which row is which is lost, even if there are as many: what all rows had in common is kept.
     return Rows(
         data=data,

@@ -187,7 +187,7 @@ class Ledger:
             self._accounts.remove(account)
 
     def _sum(self) -> Cells:
-        return _add([*self._retired.values(), *(account.cells for account in self._accounts), [0.0] * _CELLS])
+        return _add([*self._retired.values(), *(account.cells for account in self._accounts)])
 
 
 class Mark:
@@ -280,7 +280,10 @@ class PortCall:
 
 
 def _add(accounts: Iterable[Cells]) -> Cells:
-    return [sum(cell) for cell in zip(*accounts, strict=True)]
+    total = [0.0] * _CELLS
+    for cells in accounts:
+        total = [a + b for a, b in zip(total, cells, strict=True)]
+    return total
 
 
 def _seconds(cells: Cells, wall_s: float) -> Seconds:

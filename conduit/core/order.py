@@ -8,8 +8,7 @@ counted in what was pushed and pulled before it, and a rerun repeats whatever th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from conduit.core.halt import Halt
@@ -35,6 +34,21 @@ class Turn:
         """When a turn that had been passed over became ready."""
 
 
+class Serving:
+    """A block in a turn."""
+
+    __slots__ = ("_deadline_s", "_order", "_turn", "_why")
+
+    def __init__(self, order: Order, turn: Turn, deadline_s: float | None, why: Callable[[], str]) -> None:
+        self._order, self._turn, self._deadline_s, self._why = order, turn, deadline_s, why
+
+    def __enter__(self) -> None:
+        self._order.begin(self._turn, self._deadline_s, self._why)
+
+    def __exit__(self, *error: object) -> None:
+        self._order.leave(self._turn)
+
+
 class Order:
     def __init__(self, halt: Halt) -> None:
         self._halt = halt
@@ -52,16 +66,22 @@ class Order:
         the turn before. What it raises halts the store."""
         return self._add(Turn(action, ready))
 
-    @contextmanager
-    def serve(self, turn: Turn, deadline_s: float | None, why: Callable[[], str]) -> Iterator[None]:
+    def serve(self, turn: Turn, deadline_s: float | None, why: Callable[[], str]) -> Serving:
         """Waits for `turn`, and is in it for the block. A turn that isn't reached by the deadline is given up, so that nobody
         waits behind it."""
+        return Serving(self, turn, deadline_s, why)
+
+    def begin(self, turn: Turn, deadline_s: float | None, why: Callable[[], str]) -> None:
+        """What entering a `serve` block does."""
+        if turn.begun:
+            self._halt.check()
+            return
         try:
             with self._changed:
                 self._halt.wait(self._changed, lambda: turn.begun, deadline_s, why)
-            yield
-        finally:
-            self._leave(turn)
+        except BaseException:
+            self.leave(turn)
+            raise
 
     def settle(self, turn: Turn, deadline_s: float | None) -> bool:
         """Waits until an action has run or been withdrawn (True), or was passed over because it isn't ready (False)."""
@@ -104,7 +124,8 @@ class Order:
         self._report_failure()
         return turn
 
-    def _leave(self, turn: Turn) -> None:
+    def leave(self, turn: Turn) -> None:
+        """What leaving a `serve` block does."""
         with self._changed:
             if turn in self._turns:
                 self._turns.remove(turn)

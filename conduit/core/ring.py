@@ -76,6 +76,9 @@ class Layout:
 
     def spans(self, first_key: int, rows: int) -> list[Span]:
         """The slots of keys [first_key, first_key + rows), rows ≤ capacity, as few spans as possible."""
+        at = first_key % self.capacity
+        if len(self.shard_rows) == 1 and at + rows <= self.capacity:
+            return [Span(0, at, 0, rows)] if rows else []
         spans: list[Span] = []
         offset = 0
         while offset < rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal, Protocol
 
@@ -285,7 +285,8 @@ def _check_version(version: object) -> None:
 
 
 def _stamp(rows: Rows, version: int) -> Rows:
-    return replace(rows, version=np.full(len(rows), version, np.int64))
+    rows.version = np.full(len(rows), version, np.int64)
+    return rows
 
 
 def _row(tree: Mapping[str, Tree], place: int) -> Mapping[str, Tree]:

@@ -33,12 +33,22 @@ class Signature:
 
     `to_numpy`: makes a host array of a leaf that isn't NumPy's. `highest_priority`: the highest that a row may have."""
 
-    def __init__(self, to_numpy: Callable[[Any], Array], prioritized: bool, highest_priority: float = math.inf) -> None:
+    def __init__(
+        self,
+        to_numpy: Callable[[Any], Array],
+        prioritized: bool,
+        highest_priority: float = math.inf,
+        copies: bool = True,
+    ) -> None:
+        """`copies`: whether rows outlive the push; without, the caller's arrays are passed on as they are."""
+        self._copies = copies
         self._to_numpy = to_numpy
         self._prioritized = prioritized
         self._highest_priority = highest_priority
         self._schema: Schema | None = None
         self._lock = threading.Lock()
+        self._open: dict[range, tuple[NDArray[np.int64], NDArray[np.uint8]]] = {}
+        self._undecided = 0
         self.fixed = False
         """Whether a push has been taken; before, its schema is provisional."""
 
@@ -46,20 +56,39 @@ class Signature:
         """One step of all `lanes`, as the rows of those that are valid."""
         count = len(lanes)
         schema, leaves = self._leaves(tree, count, "push")
+        ends = _ends(leaves, count)
+        if valid is None and ends is None and final is None:
+            return self._open_step(schema, leaves, priority, lanes)
         kept = _kept_lanes(valid, count)
-        ends = np.where(kept, _ends(leaves, count), End.OPEN).astype(np.uint8)
+        ends = np.zeros(count, np.uint8) if ends is None else np.where(kept, ends, End.OPEN).astype(np.uint8)
         ended = np.flatnonzero(ends)
         finals = self._match(schema, final, ended, "push")
         ends[[lane for lane in ended if ends[lane] == End.TRUNCATED and lane not in finals]] = End.CUT
         rows = np.flatnonzero(kept)
-        chosen = self._priorities(priority, count, rows, "push")
         return Rows(
             data=schema.unflatten({path: leaf[rows] for path, leaf in leaves.items()}),
             lane=lanes.start + rows,
             end=ends[rows],
             version=_NO_VERSION,
-            priority=chosen,
+            priority=self._priorities(priority, count, rows, "push"),
             finals={int(np.searchsorted(rows, lane)): final for lane, final in finals.items()} or None,
+            schema=schema,
+        )
+
+    def _open_step(self, schema: Schema, leaves: Mapping[str, Array], priority: Any, lanes: range) -> Rows:
+        """All lanes go on: the case to be quick in."""
+        known = self._open.get(lanes)
+        if known is None:
+            known = self._open[lanes] = (np.arange(lanes.start, lanes.stop), np.zeros(len(lanes), np.uint8))
+        return Rows(
+            data=schema.unflatten({path: leaf.copy() for path, leaf in leaves.items()} if self._copies else leaves),
+            lane=known[0],
+            end=known[1],
+            version=_NO_VERSION,
+            priority=None
+            if priority is None
+            else self._priorities(priority, len(lanes), known[0] - lanes.start, "push"),
+            schema=schema,
         )
 
     def trajectory(self, tree: Tree, end: str | End | None, final: Final, priority: Any, lane: int) -> Rows:
@@ -69,6 +98,8 @@ class Signature:
         if count == 0:
             raise SchemaError("push_trajectory: no rows; expected at least one")
         ends = _ends(leaves, count)
+        if ends is None:
+            ends = np.zeros(count, np.uint8)
         if ends[:-1].any():
             row = int(np.flatnonzero(ends[:-1])[0])
             raise SchemaError(f"push_trajectory: row {row} of {count} ended already; push one trajectory at a time")
@@ -88,6 +119,7 @@ class Signature:
             version=_NO_VERSION,
             priority=chosen,
             finals=finals or None,
+            schema=schema,
         )
 
     def bootstrap(self, tree: Final, lanes: int) -> Final:
@@ -106,21 +138,23 @@ class Signature:
         """Around the block that takes `rows`: if it does, and they are the first, their schema is the push schema."""
         with self._lock:
             if self._schema is None:
-                self._schema = _push_schema(rows.data, "push")
+                self._schema = rows.schema or _push_schema(rows.data, "push")
             else:
                 # Two actors' first pushes at once: the later one must fit the earlier one's.
                 self._schema.check(self._schema.flatten(rows.data, "push"), "push")
+            self._undecided += 1
+        taken = False
         try:
             yield
-        except BaseException:
+            taken = True
+        finally:
             with self._lock:
-                if not self.fixed:
+                self._undecided -= 1
+                self.fixed = self.fixed or taken
+                if not self.fixed and not self._undecided:
                     self._schema = None
-            raise
-        with self._lock:
-            self.fixed = True
 
-    def _leaves(self, tree: Tree, rows: int | None, where: str) -> tuple[Schema, dict[str, Array]]:
+    def _leaves(self, tree: Tree, rows: int | None, where: str) -> tuple[Schema, Mapping[str, Array]]:
         tree = self._arrays(tree, where)
         schema = self._schema or _push_schema(tree, where)
         leaves = schema.flatten(tree, where)
@@ -129,6 +163,8 @@ class Signature:
 
     def _arrays(self, tree: Tree, where: str) -> Tree:
         """`tree` with NumPy leaves."""
+        if _is_plain(tree):
+            return tree
         try:
             return map_leaves(self._array, tree)
         except SchemaError:
@@ -191,6 +227,11 @@ class Signature:
         return array[kept]
 
 
+def _is_plain(tree: Tree) -> bool:
+    """Whether `tree` is a dict of NumPy arrays, as most are."""
+    return type(tree) is dict and all(type(leaf) is np.ndarray for leaf in tree.values())
+
+
 def _push_schema(tree: Tree, where: str) -> Schema:
     schema = Schema.infer(tree, where)
     for name in (TERMINATED, TRUNCATED):
@@ -209,12 +250,16 @@ def check_priorities(priority: NDArray[np.float64], highest: float, name: Callab
         raise PriorityError(f"{name(first)} has priority {priority[first]}; expected a finite number ≥ 0{most}")
 
 
-def _ends(leaves: Mapping[str, Array], rows: int) -> NDArray[np.uint8]:
+def _ends(leaves: Mapping[str, Array], rows: int) -> NDArray[np.uint8] | None:
+    """How each row ends, as its leaves say; None when all lanes go on."""
+    terminated, truncated = leaves.get(TERMINATED), leaves.get(TRUNCATED)
+    if (terminated is None or not terminated.any()) and (truncated is None or not truncated.any()):
+        return None
     ends = np.full(rows, End.OPEN, np.uint8)
-    if TRUNCATED in leaves:
-        ends[leaves[TRUNCATED]] = End.TRUNCATED
-    if TERMINATED in leaves:
-        ends[leaves[TERMINATED]] = End.TERMINATED
+    if truncated is not None:
+        ends[truncated] = End.TRUNCATED
+    if terminated is not None:
+        ends[terminated] = End.TERMINATED
     return ends
 
 

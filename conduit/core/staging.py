@@ -82,10 +82,14 @@ class Inbox:
     def is_mine(self) -> bool:
         return self._claimant == threading.get_ident()
 
-    def end_claim(self) -> None:
+    def take_or_end_claim(self) -> Group | None:
+        """The oldest group; when there is none the caller's claim ends."""
         with self.changed:
+            if self._groups:
+                return self._groups.popleft()
             self._claimant = None
             self.changed.notify_all()
+            return None
 
     def release_last(self) -> None:
         """Gives the last sealed group its place in the order, if it has none yet. The caller holds `changed`."""
@@ -94,16 +98,12 @@ class Inbox:
             self._last = None
             self.changed.notify_all()
 
-    def take(self) -> Group | None:
-        """The oldest group; None when there is none."""
-        with self.changed:
-            return self._pop()
-
-    def wait_take(self) -> Group | None:
+    def wait_take(self) -> Group:
         """The oldest group, once there is one. Raises the reason to halt."""
         with self.changed:
             self._halt.wait(self.changed, lambda: bool(self._groups), None, lambda: "no rows")
-            return self._pop()
+            self.changed.notify_all()
+            return self._groups.popleft()
 
     def wait_turn(self, group: Group) -> Turn:
         """The group's place in the order, once it has one."""
@@ -115,12 +115,6 @@ class Inbox:
     def pending_units(self) -> int:
         """Units in groups that no operator has taken. The caller holds `changed`."""
         return sum(len(group.units) for group in self._groups)
-
-    def _pop(self) -> Group | None:
-        if not self._groups:
-            return None
-        self.changed.notify_all()
-        return self._groups.popleft()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def append(into: ExperienceBuffer, first: int, count: int):
 
 
 def keys_at(from_: ExperienceBuffer, keys: np.ndarray) -> list[int]:
-    lease = from_.lease(keys)
+    lease = from_.lease(int(keys.min()))
     got = from_.read(keys, PAGEABLE).arrays
     from_.end_lease(lease)
     assert (got["wide"] == got["key"][:, None]).all()
@@ -84,7 +84,7 @@ def test_a_writer_waits_only_for_readers_of_the_rows_it_replaces():
     def main() -> None:
         ring = buffer(4, clock=clock)
         append(ring, 0, 4)
-        newest = ring.lease(np.array([2, 3]))
+        newest = ring.lease(2)
         assert not waiting_write(clock, ring, 4, 2).alive()
         writer = waiting_write(clock, ring, 6, 1)
         assert writer.alive(), "it replaces row 2"
@@ -96,6 +96,48 @@ def test_a_writer_waits_only_for_readers_of_the_rows_it_replaces():
     clock.run(main)
 
 
+def test_a_writer_waits_for_every_reader_and_a_lease_ends_once():
+    clock = VirtualClock()
+
+    def main() -> None:
+        ring = buffer(4, clock=clock)
+        append(ring, 0, 4)
+        first, second = ring.lease(0), ring.lease(1)
+        writer = waiting_write(clock, ring, 4, 2)
+        for _ in range(2):
+            ring.end_lease(first)
+        clock.sleep(1.0)
+        assert writer.alive(), "the other still reads row 1"
+        ring.end_lease(second)
+        assert writer.join()
+
+    clock.run(main)
+
+
+def test_a_writer_that_waits_for_a_reader_hears_of_a_halt():
+    clock = VirtualClock()
+
+    def main() -> list[str]:
+        halt = Halt(clock)
+        ring = ExperienceBuffer(load("reference"), 4, Placement(), {}, halt)
+        append(ring, 0, 4)
+        ring.lease(0)
+        heard = []
+
+        def write() -> None:
+            with pytest.raises(ClosedError) as caught:
+                append(ring, 4, 1)
+            heard.append(str(caught.value))
+
+        task = clock.spawn(write, "writer")
+        clock.sleep(1.0)
+        halt.now_because(ClosedError("shut"))
+        assert task.join()
+        return heard
+
+    assert clock.run(main) == ["shut"]
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_a_leased_row_is_not_overwritten_before_its_lease_ends(seed):
     clock = VirtualClock(seed)
@@ -104,7 +146,7 @@ def test_a_leased_row_is_not_overwritten_before_its_lease_ends(seed):
         ring = buffer(4, clock=clock)
         append(ring, 0, 4)
         events = []
-        lease = ring.lease(np.array([1, 3]))
+        lease = ring.lease(1)
 
         def write() -> None:
             append(ring, 4, 2)
@@ -127,7 +169,7 @@ def test_the_window_is_never_less_than_empty_while_a_write_larger_than_the_ring_
     def main() -> None:
         ring = buffer(4, clock=clock)
         append(ring, 0, 2)
-        lease = ring.lease(np.array([0]))
+        lease = ring.lease(0)
         writer = waiting_write(clock, ring, 2, 9)
         assert writer.alive()
         assert (ring.window.first, ring.window.stop) == (2, 2), "as another thread sees it while the write waits"

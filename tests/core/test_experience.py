@@ -76,7 +76,7 @@ def test_two_leaves_that_would_share_a_path_are_refused_by_it():
         ({"obs": np.zeros((3, 2), np.float32)}, "leaf 'obs' has shape (3, 2); expected (rows, )"),
         ({"act": np.zeros((3, 3), np.int32)}, "leaf 'act' has shape (3, 3); expected (rows, 2)"),
         ({"obs": np.float32(1)}, "leaf 'obs' is a float32; expected an array float32[]"),
-        ({"obs": np.zeros(2, np.float32)}, "leaf 'obs' has 2 rows; expected 3"),
+        ({"obs": np.zeros(2, np.float32)}, "leaf 'obs' has a leading axis of 2; expected 3, one a row"),
     ],
 )
 def test_a_leaf_that_differs_is_named_with_what_came_and_what_was_expected(change, message):

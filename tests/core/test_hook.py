@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import conduit
+from conduit import transforms
 from conduit.core.hook import check_chain, run_hook
-from conduit.errors import HookError
+from conduit.errors import HookError, SchemaError
 
 
 def test_the_decorators_return_a_value_that_carries_the_declaration():
@@ -60,6 +61,22 @@ def test_what_a_hook_raises_is_the_cause_of_an_error_with_its_name():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_an_error_of_conduits_travels_as_it_is():
+    @hook
+    def strict(source, sink):
+        raise SchemaError("no value leaf")
+
+    with pytest.raises(SchemaError, match="no value leaf"):
+        run_hook(strict, None)
+
+
+def test_a_decorator_without_parentheses_says_so():
+    with pytest.raises(HookError, match=r"after parentheses: @conduit.register_ingestion\(\)"):
+        conduit.register_ingestion(lambda source, sink: None)
+    with pytest.raises(HookError, match=r"after parentheses: @conduit.register_delivery\(\)"):
+        conduit.register_delivery(lambda source, sink: None)
+
+
 def test_a_hook_writes_exactly_once():
     @hook
     def silent(source, sink):
@@ -86,6 +103,10 @@ def test_a_chain_takes_hooks_of_its_own_stage_only():
         check_chain([delivery], "ingestion")
     with pytest.raises(HookError, match=r"delivery= got .*expected hooks made by @conduit.register_delivery"):
         check_chain([lambda source, sink: None], "delivery")
+    with pytest.raises(HookError, match=r"ingestion= got RegisteredHook; expected a list of hooks"):
+        check_chain(hook(np.add), "ingestion")
+    with pytest.raises(HookError, match=r"ingestion= got the class GAE; expected a hook made with it: GAE\(…\)"):
+        check_chain([transforms.GAE], "ingestion")
     assert check_chain([delivery, delivery], "delivery") == (delivery, delivery)
 
 

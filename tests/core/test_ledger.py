@@ -34,12 +34,13 @@ def played(scene: Scene) -> Ledger:
     return ledgers[0]
 
 
-def call(clock, ledger, port: str, seconds: float, starved_s: float = 0.0, blocked_s: float = 0.0) -> None:
-    """A call that waits for so long."""
+def call(clock, ledger, port: str, seconds: float, **waited_s: float) -> None:
+    """A call that waits for so long, for what `waited_s` says."""
     with ledger.port(port) as wait:
         clock.sleep(seconds)
         waits.seconds += seconds
-        wait.starved_s, wait.blocked_s = starved_s, blocked_s
+        for name, spent_s in waited_s.items():
+            setattr(wait, name, spent_s)
 
 
 def test_marked_stages_count_less_what_they_spend_in_ports():
@@ -118,6 +119,14 @@ def test_what_a_port_waited_for_others_is_not_exposed():
     assert (total.delivery.exposed_s, total.ingestion.exposed_s) == pytest.approx((0.5, 0.0))
 
 
+def test_what_a_pull_waited_for_ingestion_is_ingestions():
+    def scene(clock, ledger):
+        call(clock, ledger, "pull", 4.0, starved_s=1.0, ingesting_s=2.5)
+
+    total = played(scene).total
+    assert (total.starved_s, total.ingestion.exposed_s, total.delivery.exposed_s) == pytest.approx((1.0, 2.5, 0.5))
+
+
 @pytest.mark.parametrize(
     ("ports", "rollout_s", "update_s"),
     [
@@ -136,6 +145,21 @@ def test_unmarked_time_between_calls_is_inferred_from_them(ports, rollout_s, upd
         for port in ports:
             call(clock, ledger, port, 0.125)
             clock.sleep(1.0)
+
+    total = played(scene).total
+    assert (total.rollout_s, total.update_s) == pytest.approx((rollout_s, update_s))
+
+
+@pytest.mark.parametrize(
+    ("before", "stage", "rollout_s", "update_s"),
+    [("push", "rollout", 3.0, 0.0), ("push", "update", 1.0, 2.0), ("pull", "update", 0.0, 3.0), ("pull", "rollout", 2.0, 1.0)],
+)  # fmt: skip
+def test_unmarked_time_before_a_mark_is_inferred_from_the_stage_too(before, stage, rollout_s, update_s):
+    def scene(clock, ledger):
+        call(clock, ledger, before, 0.125)
+        clock.sleep(1.0)
+        with ledger.mark(stage):
+            clock.sleep(2.0)
 
     total = played(scene).total
     assert (total.rollout_s, total.update_s) == pytest.approx((rollout_s, update_s))
@@ -184,3 +208,41 @@ def test_time_spent_in_a_port_that_raises_is_counted():
             fail(clock, ledger)
 
     assert played(scene).total.delivery.exposed_s == pytest.approx(2.0)
+
+
+def test_what_was_read_stays_as_it_was():
+    def scene(clock, ledger):
+        call(clock, ledger, "pull", 1.0)
+        ledger.end_iteration()
+        read.extend([ledger.total, ledger.by_thread[threading.current_thread().name], ledger.iterations[0]])
+        call(clock, ledger, "pull", 2.0)
+        ledger.end_iteration()
+
+    read = []
+    total = played(scene).total
+    assert [each.delivery.exposed_s for each in read] == pytest.approx([1.0, 1.0, 1.0])
+    assert total.delivery.exposed_s == pytest.approx(3.0)
+
+
+def test_wall_time_ends_when_the_ledger_is_stopped():
+    def scene(clock, ledger):
+        clock.sleep(1.0)
+        ledger.stop()
+        clock.sleep(5.0)
+
+    assert played(scene).total.wall_s == pytest.approx(1.0)
+
+
+def test_threads_that_have_ended_are_remembered_by_name_and_take_no_room():
+    ledger = Ledger(VirtualClock(0), lambda: 0.0)
+
+    def work() -> None:
+        ledger.account().cells[0] += 1.0
+
+    for number in range(500):
+        thread = threading.Thread(target=work, name=f"actor-{number % 2}")
+        thread.start()
+        thread.join()
+    assert ledger.total.rollout_s == 500.0
+    assert {name: spent.rollout_s for name, spent in ledger.by_thread.items()} == {"actor-0": 250.0, "actor-1": 250.0}
+    assert len(ledger._accounts) < 100

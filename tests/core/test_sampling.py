@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from conduit.core.ring import Window
 from conduit.core.sampling import DrawStream, Prioritized, Sampler, Shuffled, Uniform
-from conduit.errors import PriorityError
+from conduit.errors import PriorityError, SettingError
 
 CAPACITY = 64
 
@@ -122,7 +122,7 @@ def test_a_beta_schedule_is_clamped_and_gets_the_batch_number(beta, expected):
 
 def test_a_beta_schedule_that_gives_nan_is_refused_with_the_batch_number():
     sampler = prioritized(beta=lambda number: float("nan"))
-    with pytest.raises(PriorityError, match=r"nan for batch 12"):
+    with pytest.raises(SettingError, match=r"gave nan for batch 12"):
         sampler.draw(12, 4, Window(0, CAPACITY))
 
 
@@ -225,10 +225,10 @@ def test_extreme_priorities_give_finite_probabilities_and_weights():
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("alpha", -0.1), ("alpha", np.nan), ("alpha", np.inf), ("beta", 1.5), ("beta", -0.1), ("eps", -1.0),
-     ("eps", np.inf), ("new", 0.0), ("new", -1.0), ("new", np.nan), ("new", "mean")],
+     ("eps", np.inf), ("new", 0.0), ("new", -1.0), ("new", np.nan), ("new", "mean"), ("alpha", "1"), ("beta", None)],
 )  # fmt: skip
 def test_a_setting_out_of_range_is_refused_by_name_and_value(setting, value):
-    with pytest.raises(PriorityError, match=rf"{setting}=.*{value}.*expected"):
+    with pytest.raises(SettingError, match=rf"{setting}=.*{value}.*expected"):
         Prioritized(**{setting: value})
 
 

@@ -8,21 +8,21 @@ import pytest
 
 from conduit.core.sampling import Uniform
 from conduit.core.semantics import OffPolicy, OnPolicy, Schedule
-from conduit.errors import CapacityError, ScheduleError, UnitError
+from conduit.errors import CapacityError, ScheduleError, SettingError, UnitError
 
 
 @pytest.mark.parametrize("name", ["capacity", "batch_size"])
 @pytest.mark.parametrize("wrong", [0, -3, 2.5, True, "8"])
 def test_sizes_are_whole_numbers_of_at_least_one(name, wrong):
     sizes = {"capacity": 8, "batch_size": 2, name: wrong}
-    with pytest.raises(CapacityError, match=re.escape(f"{name}={wrong!r}: expected a whole number of at least 1")):
+    with pytest.raises(SettingError, match=re.escape(f"{name}={wrong!r}: expected a whole number of at least 1")):
         OffPolicy(sampling=Uniform(), **sizes)
 
 
 @pytest.mark.parametrize("name", ["rollout_unit", "batch_size", "epochs"])
 @pytest.mark.parametrize("wrong", [0, -3, 2.5, False])
 def test_on_policy_sizes_are_whole_numbers_of_at_least_one(name, wrong):
-    with pytest.raises(CapacityError, match=re.escape(f"{name}={wrong!r}")):
+    with pytest.raises(SettingError, match=re.escape(f"{name}={wrong!r}")):
         OnPolicy(**{"rollout_unit": 8, "batch_size": 2, "epochs": 1, name: wrong})
 
 

@@ -41,6 +41,13 @@ def whole(rows: dict, end=None, last=None, priority=None) -> Rows:
     return signature().trajectory(rows, end, last, priority, 5)
 
 
+def taken(by: Signature, step: dict) -> Rows:
+    """A push that the store takes."""
+    rows = by.step(step, None, None, None, LANES)
+    with by.fixed_by(rows):
+        return rows
+
+
 def known_finals(rows: Rows) -> dict[int, float]:
     return {row: float(known["obs"][0]) for row, known in (rows.finals or {}).items()}
 
@@ -84,7 +91,7 @@ def test_everything_kept_is_a_copy():
     step, last, priority = tree(trunc=[1]), final(7), np.array([1.0, 2.0, 3.0])
     rows = pushed(step, last, None, priority)
     boot = signature()
-    boot.step(tree(), None, None, None, LANES)
+    taken(boot, tree())
     bootstrap = final(1, 2, 3)
     kept = boot.bootstrap(bootstrap, 3)
     one = tree(trunc=[2])
@@ -118,11 +125,11 @@ def test_arrays_of_any_strides_are_taken_as_they_read(make):
 BAD_STEPS = [
     (tree(obs=np.zeros((3, 2))), {}, "push: leaf 'obs' has dtype float64; expected float32"),
     (tree(obs=np.zeros((3, 3), np.float32)), {}, "push: leaf 'obs' has shape (3, 3); expected (rows, 2)"),
-    (tree(obs=np.zeros((2, 2), np.float32)), {}, "push: leaf 'obs' has 2 rows; expected 3"),
+    (tree(obs=np.zeros((2, 2), np.float32)), {}, "push: leaf 'obs' has a leading axis of 2; expected 3, one a lane"),
     (tree(obs=None), {}, "push: missing 'obs'"),
     (tree(act=np.zeros(3)), {}, "push: unexpected 'act'; expected leaves 'obs', 'terminated', 'truncated'"),
-    (tree(obs=[1.0, 2.0, 3.0]), {}, "push: leaf 'obs/0': a float is no array"),
-    (tree(obs="abc"), {}, "push: leaf 'obs': a str is no array"),
+    (tree(obs=[1.0, 2.0, 3.0]), {}, "push: leaf 'obs/0': got float, which is no array"),
+    (tree(obs="abc"), {}, "push: leaf 'obs': got str, which is no array: expected a NumPy, torch or JAX array"),
     (tree(), {"valid": [True, False]}, "push: valid is bool[2]; expected bool[3]"),
     (tree(), {"valid": [1, 0, 1]}, "push: valid is int64[3]; expected bool[3]"),
     (tree(), {"final": final(1)}, "push: final['obs'] has 1 rows; expected 0 (lanes that ended in this step: [])"),
@@ -146,14 +153,14 @@ BAD_STEPS = [
         {"final": {"obs": np.zeros(2, np.float32)}},
         "final['obs'] is float32[2]; expected float32[2] with",
     ),
-    (tree(term=[1]), {"final": {"obs": 3.0}}, "push: final: leaf 'obs': a float is no array"),
+    (tree(term=[1]), {"final": {"obs": 3.0}}, "push: final: leaf 'obs': got float, which is no array"),
 ]
 
 
 @pytest.mark.parametrize(("step", "extra", "message"), BAD_STEPS, ids=[message for _, _, message in BAD_STEPS])
 def test_a_step_that_does_not_fit_is_refused_by_leaf(step, extra, message):
     given = signature()
-    given.step(tree(), None, None, None, LANES)
+    taken(given, tree())
     with pytest.raises(SchemaError, match=re.escape(message)):
         given.step(step, extra.get("final"), extra.get("valid"), None, LANES)
 
@@ -210,18 +217,62 @@ def test_end_leaves_are_one_bool_a_row(name, leaf):
         pushed({"obs": np.zeros((3, 2), np.float32), name: leaf})
 
 
-def test_a_first_push_with_ragged_rows_is_refused_and_fixes_nothing():
+def test_the_first_push_that_is_taken_fixes_the_schema():
     given = signature()
-    with pytest.raises(SchemaError, match="leaf 'b' has 2 rows; expected 3"):
-        given.step({"a": np.zeros(3), "b": np.zeros(2)}, None, None, None, LANES)
-    assert len(given.step(tree(), None, None, None, LANES)) == 3
+    given.step({"a": np.zeros(3)}, None, None, None, LANES)
+    assert not given.fixed
+    assert len(taken(given, tree())) == 3
+    assert given.fixed
+    with pytest.raises(SchemaError, match="missing 'obs'.* and unexpected 'a'"):
+        given.step({"a": np.zeros(3)}, None, None, None, LANES)
 
 
-def test_a_first_push_that_is_refused_for_its_final_fixes_nothing():
+REFUSED = [
+    pytest.param({"a": np.zeros(3), "b": np.zeros(2)}, None, "leading axis of 2; expected 3, one a lane", id="ragged"),
+    pytest.param({"a": np.zeros(3)}, {"b": np.zeros(0)}, "final", id="final"),
+]
+
+
+@pytest.mark.parametrize(("step", "last", "message"), REFUSED)
+def test_a_first_push_that_is_refused_fixes_nothing(step, last, message):
     given = signature()
-    with pytest.raises(SchemaError, match="final"):
-        given.step({"a": np.zeros(3)}, {"b": np.zeros(0)}, None, None, LANES)
-    assert len(given.step(tree(), None, None, None, LANES)) == 3
+    with pytest.raises(SchemaError, match=message):
+        given.step(step, last, None, None, LANES)
+    assert len(taken(given, tree())) == 3
+
+
+@pytest.mark.parametrize("error", [SchemaError, KeyboardInterrupt])
+def test_a_first_push_that_is_not_taken_fixes_nothing(error):
+    given = signature()
+    with pytest.raises(error), given.fixed_by(given.step({"a": np.zeros(3)}, None, None, None, LANES)):
+        raise error
+    assert not given.fixed
+    assert len(taken(given, tree())) == 3
+
+
+def test_of_two_first_pushes_at_once_the_later_must_fit_the_earlier():
+    given = signature()
+    first, second = given.step(tree(), None, None, None, LANES), given.step({"a": np.zeros(3)}, None, None, None, LANES)
+    with given.fixed_by(first):
+        with pytest.raises(SchemaError, match="missing 'obs'"), given.fixed_by(second):
+            pytest.fail("it doesn't fit")
+        with given.fixed_by(given.step(tree(), None, None, None, LANES)):
+            pass
+    with pytest.raises(SchemaError, match="missing 'obs'"):
+        given.step({"a": np.zeros(3)}, None, None, None, LANES)
+
+
+def test_of_two_first_pushes_at_once_the_one_that_is_taken_fixes_the_schema_though_the_earlier_is_not():
+    given = signature()
+    first, second = given.step(tree(), None, None, None, LANES), given.step(tree(), None, None, None, LANES)
+    earlier, later = given.fixed_by(first), given.fixed_by(second)
+    earlier.__enter__()
+    later.__enter__()
+    assert not earlier.__exit__(KeyError, KeyError(), None)
+    later.__exit__(None, None, None)
+    assert given.fixed
+    with pytest.raises(SchemaError, match="missing 'obs'"):
+        given.step({"a": np.zeros(3)}, None, None, None, LANES)
 
 
 @pytest.mark.parametrize(
@@ -257,14 +308,14 @@ def test_priorities_need_a_sampler_that_has_some():
         ({"value": np.zeros(3)}, "end_unit: bootstrap['value'] is none of the pushed leaves"),
         (final(1, 2), "end_unit: bootstrap['obs'] has 2 rows; expected 3 (one a lane)"),
         ({"obs": np.zeros((3, 2))}, "end_unit: bootstrap['obs'] is float64[3, 2]; expected float32[2]"),
-        ({"obs": [1, 2, 3]}, "end_unit: bootstrap: leaf 'obs/0': a int is no array"),
+        ({"obs": [1, 2, 3]}, "end_unit: bootstrap: leaf 'obs/0': got int, which is no array"),
     ],
 )
 def test_a_bootstrap_is_pushed_leaves_of_one_row_a_lane(known, message):
     given = signature()
     with pytest.raises(SchemaError, match="nothing has been pushed yet"):
         given.bootstrap(known, 3)
-    given.step(tree(), None, None, None, LANES)
+    taken(given, tree())
     with pytest.raises(SchemaError, match=re.escape(message)):
         given.bootstrap(known, 3)
     assert given.bootstrap(None, 3) is None

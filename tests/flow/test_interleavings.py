@@ -66,7 +66,7 @@ def _without_notifying(method):
 
 
 def _never_served_again(self, turn):
-    """`Order._leave` that forgets whose turn is next: a deadlock for whoever waits behind."""
+    """`Order.leave` that forgets whose turn is next: a deadlock for whoever waits behind."""
     with self._changed:
         if turn in self._turns:
             self._turns.remove(turn)
@@ -81,7 +81,7 @@ def _held_back_for_ever(self):
 @pytest.mark.parametrize(
     ("owner", "name", "planted"),
     [
-        (Order, "_leave", _never_served_again),
+        (Order, "leave", _never_served_again),
         (Inbox, "release_last", _held_back_for_ever),
         (Outbox, "put", _without_notifying(Outbox.put)),
         (ExperienceBuffer, "end_lease", _without_notifying(ExperienceBuffer.end_lease)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 import conduit
 from conduit.backends import exchange
+from conduit.clock import VirtualClock
 
 BACKENDS = ["reference", "torch", "jax"]
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -119,3 +120,26 @@ def in_order(events: Sequence[Any], expected: Sequence[Any]) -> bool:
     """Whether `expected` is a subsequence of `events`."""
     left = iter(events)
     return all(event in left for event in expected)
+
+
+def together(clock: VirtualClock, *works: Callable[[], Any]) -> list[tuple[Any, float]]:
+    """What each of `works`, on a thread of its own, returned or raised, and when it was done."""
+    out: list[Any] = [None] * len(works)
+
+    def run(place: int) -> None:
+        try:
+            result = works[place]()
+        except Exception as error:
+            result = error
+        out[place] = (result, clock.now())
+
+    tasks = [clock.spawn(lambda i=i: run(i), f"work-{i}") for i in range(len(works))]
+    for task in tasks:
+        assert task.join()
+    return out
+
+
+def played(seed: int, scene: Callable[[VirtualClock], Any]) -> Any:
+    """`scene`'s result on a virtual clock of its own. A deadlock is an error."""
+    clock = VirtualClock(seed)
+    return clock.run(lambda: scene(clock))

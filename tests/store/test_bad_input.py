@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 import re
 import sys
 
@@ -10,8 +11,22 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.errors import CapacityError, MissingExtraError, ScheduleError, SchemaError, UnknownBackendError
+from conduit import transforms
+from conduit.errors import (
+    CapacityError,
+    ConduitError,
+    HandOverError,
+    HookError,
+    MissingExtraError,
+    ScheduleError,
+    SchemaError,
+    SettingError,
+    UnknownBackendError,
+)
 from tests.store.rows import each_backend, ends, fill, ids, step, store
+
+
+ROW = conduit.register_ingestion()(lambda source, sink: sink.write(source.read()))
 
 
 def changed(**leaves) -> dict:
@@ -34,10 +49,10 @@ PUSHES = {
     "missing": (changed(id=None), "missing 'id'; expected leaves 'id', 'obs/image', 'obs/state'"),
     "nested missing": (changed(obs={"image": IMAGE}), "missing 'obs/state'"),
     "extra": (changed(reward=STATE), "unexpected 'reward'; expected leaves"),
-    "ragged": (changed(id=np.zeros(3, np.int32)), "leaf 'id' has 3 rows; expected 2"),
+    "ragged": (changed(id=np.zeros(3, np.int32)), "leaf 'id' has a leading axis of 3; expected 2, one a lane"),
     "no axes": (changed(id=np.int32(3)), "leaf 'id' has shape (); expected (rows, )"),
-    "a number": (changed(id=3), "leaf 'id': a int is no array"),
-    "a list": (changed(id=[1, 2]), "leaf 'id/0': a int is no array"),
+    "a number": (changed(id=3), "leaf 'id': got int, which is no array: expected a NumPy, torch or JAX array (np.asarray makes one)"),
+    "a list": (changed(id=[1, 2]), "leaf 'id/0': got int, which is no array"),
     "strings": (changed(id=np.array(["a", "b"])), "leaf 'id' has dtype <U1; expected int32"),
     "big endian": (changed(id=np.zeros(2, ">i4")), "leaf 'id' has dtype >i4; expected int32"),
     "other nesting": ([np.zeros(2)], "missing 'id', 'obs/image', 'obs/state' and unexpected '0'"),
@@ -98,21 +113,43 @@ def test_jax_devices_refuse_what_they_would_narrow(dtype):
         s.actor().push({"id": np.zeros(1, dtype)})
 
 
+def test_a_first_push_that_can_not_be_stored_stores_nothing_and_the_store_goes_on():
+    with store(backend="jax", placement="device:0", batch_size=2) as s:
+        actor = s.actor(lanes=4)
+        with pytest.raises(SchemaError, match="'id' is int64"):
+            actor.push({"id": np.zeros(4, np.int64)})
+        fill(actor, 8)
+        batch = s.learner().pull()
+        assert ids(batch) == batch.info.keys.tolist()
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"capacity": 0}, CapacityError, "capacity=0: expected a whole number of at least 1"),
-        ({"capacity": -5}, CapacityError, "capacity=-5"),
+        ({"capacity": 0}, SettingError, "capacity=0: expected a whole number of at least 1"),
+        ({"capacity": -5}, SettingError, "capacity=-5"),
         ({"capacity": 3}, CapacityError, "capacity=3 is below batch_size=4"),
-        ({"batch_size": 0}, CapacityError, "batch_size=0"),
-        ({"batch_size": 2.0}, CapacityError, "batch_size=2.0"),
-        ({"capacity": None}, ScheduleError, "needs capacity="),
-        ({"mode": "offpolicy"}, ScheduleError, "mode='offpolicy': expected 'off_policy' or 'on_policy'"),
-        ({"rollout_unit": 8, "mode": "off_policy", "capacity": 8}, ScheduleError, "on-policy settings"),
-        ({"epochs": 2}, ScheduleError, "on-policy settings"),
-        ({"when_full": "wait"}, ScheduleError, "when_full='wait': expected 'block' or 'drop'"),
-        ({"inbox_units": 1, "schedule": conduit.Schedule(g_ing=2)}, ScheduleError, "inbox_units=1 is below g_ing=2"),
+        ({"batch_size": 0}, SettingError, "batch_size=0"),
+        ({"batch_size": 2.0}, SettingError, "batch_size=2.0"),
+        ({"capacity": None}, SettingError, "needs capacity="),
+        ({"mode": "offpolicy"}, SettingError, "mode='offpolicy': expected 'off_policy' or 'on_policy'"),
+        ({"rollout_unit": 8, "mode": "off_policy", "capacity": 8}, SettingError, "on-policy settings"),
+        ({"epochs": 2}, SettingError, "on-policy settings"),
+        ({"when_full": "wait"}, SettingError, "when_full='wait': expected 'block' or 'drop'"),
+        ({"inbox_units": 1, "schedule": conduit.Schedule(g_ing=2)}, SettingError, "inbox_units=1 is below g_ing=2"),
         ({"schedule": conduit.Schedule(g_ing=0)}, ScheduleError, "g_ing=0"),
+        ({"schedule": conduit.Schedule(g_ing="two")}, ScheduleError, "a granularity of 'two': expected a number"),
+        ({"schedule": "auto"}, ScheduleError, "schedule='auto': expected a conduit.Schedule"),
+        ({"sampler": "prioritized"}, SettingError, r"sampler='prioritized': expected a sampler such as conduit.Uniform\(\)"),
+        ({"sampler": conduit.Prioritized}, SettingError, r"sampler=<class .*expected a sampler"),
+        ({"seed": -1}, SettingError, "seed=-1: expected a whole number ≥ 0"),
+        ({"seed": "one"}, SettingError, "seed='one'"),
+        ({"timeout_s": "5"}, SettingError, "timeout_s='5': expected seconds ≥ 0; math.inf waits for ever"),
+        ({"timeout_s": -1}, SettingError, "timeout_s=-1"),
+        ({"timeout_s": math.nan}, SettingError, "timeout_s=nan"),
+        ({"ingestion": ROW}, HookError, "ingestion= got RegisteredHook; expected a list of hooks"),
+        ({"ingestion": [transforms.Normalize]}, HookError, "got the class Normalize; expected a hook made with it"),
+        ({"backend": None}, UnknownBackendError, "backend=None: expected one of reference, torch, jax"),
         ({"exact": True, "schedule": conduit.Schedule(overlap_del=True)}, ScheduleError, "exact=True"),
         ({"backend": "numpy"}, UnknownBackendError, "no backend 'numpy'; there are reference, torch, jax"),
         ({"placement": "device:99"}, CapacityError, "no endpoint device:99"),
@@ -140,10 +177,51 @@ def test_a_backend_that_is_not_installed_names_its_extra(monkeypatch, name):
         store(backend=name)
 
 
-@pytest.mark.parametrize("lanes", [0, -1])
+@pytest.mark.parametrize("lanes", [0, -1, 1.5, "2", True])
 def test_an_actor_has_at_least_one_lane(lanes):
-    with store() as s, pytest.raises(SchemaError, match=rf"lanes={lanes}\): expected at least 1"):
+    with store() as s, pytest.raises(SettingError, match=rf"lanes.*{lanes!r}: expected a whole number of at least 1"):
         s.actor(lanes=lanes)
+
+
+CALLS = {
+    "no rows": (lambda s, a: s.sample(0), SettingError, r"sample\(rows\)=0: expected a whole number of at least 1"),
+    "rows below none": (lambda s, a: s.sample(-1), SettingError, r"sample\(rows\)=-1"),
+    "half a row": (lambda s, a: s.sample(2.5), SettingError, r"sample\(rows\)=2.5"),
+    "rows as text": (lambda s, a: s.sample("3"), SettingError, r"sample\(rows\)='3'"),
+    "no framework": (lambda s, a: s.sample(2, to="foo"), HandOverError, "'foo'"),
+    "devices": (lambda s, a: s.sample(2, device=[1]), HandOverError, r"\[1\]"),
+    "version as text": (lambda s, a: a.push(step(8), version="a"), ValueError, "version='a'"),
+    "half a version": (lambda s, a: a.push(step(8), version=1.5), ValueError, "version=1.5"),
+    "a truth as version": (lambda s, a: a.push(step(8), version=True), ValueError, "version=True"),
+    "half a rank": (lambda s, a: s.learner(0.5, 1), SettingError, "rank=0.5"),
+    "half a world": (lambda s, a: s.learner(0, 1.5), SettingError, "world.*1.5"),
+    "a step's final twice": (
+        lambda s, a: a.push(conduit.Step(step(8)), final={"id": np.zeros(0, np.int32)}),
+        SchemaError,
+        "a Step brings its own final and valid",
+    ),
+    "a step's valid twice": (
+        lambda s, a: a.push(conduit.Step(step(8)), valid=np.array([True])),
+        SchemaError,
+        "a Step brings its own final and valid",
+    ),
+    "timeout as text": (lambda s, a: a.push(step(8), timeout_s="5"), SettingError, "timeout_s='5'"),
+    "no timeout": (lambda s, a: s.sample(2, timeout_s=math.nan), SettingError, "timeout_s=nan"),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_arguments_that_mean_nothing_are_refused_by_name_and_the_store_goes_on(case):
+    call, error, message = CALLS[case]
+    with store() as s:
+        actor = s.actor()
+        fill(actor, 8)
+        with pytest.raises(error, match=message) as caught:
+            call(s, actor)
+        assert isinstance(caught.value, ConduitError)
+        fill(actor, 1, first=8)
+        assert len(s) == 9
+        assert len(s.learner().pull()) == 4
 
 
 @pytest.mark.parametrize("lane", [-1, 2])
@@ -154,7 +232,7 @@ def test_a_trajectory_goes_to_a_lane_of_its_actor(lane):
 
 def test_a_step_has_a_row_for_every_lane():
     with store() as s:
-        with pytest.raises(SchemaError, match="has 3 rows; expected 2"):
+        with pytest.raises(SchemaError, match="has a leading axis of 3; expected 2, one a lane"):
             s.actor(lanes=2).push(step(0, 3))
         assert s.actor(lanes=3).push(step(0, 3)) == 3
 
@@ -177,6 +255,8 @@ def test_errors_are_the_builtins_that_code_outside_expects():
         conduit.errors.UnknownKeyError: LookupError,
         conduit.errors.MissingExtraError: ImportError,
         conduit.errors.ClosedError: RuntimeError,
+        conduit.errors.OperatorError: RuntimeError,
+        conduit.errors.SettingError: ValueError,
     }.items():
         assert issubclass(error, builtin)
         assert issubclass(error, conduit.errors.ConduitError)

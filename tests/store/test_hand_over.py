@@ -11,8 +11,11 @@ import torch
 
 import conduit
 from conduit.backends import exchange
+from conduit.backends.jax.backend import JaxBackend
+from conduit.core.backend import Target
 from conduit.errors import HandOverError
 from conduit.testing import address
+from conduit.topology.endpoint import Endpoint, Tier
 from tests.store.rows import EVERYWHERE, assert_intact, each_backend, fill, host, ids, step, store
 
 each_target = pytest.mark.parametrize("to", ["numpy", "torch", "jax"])
@@ -148,6 +151,42 @@ def test_a_target_that_can_not_be_met_is_refused_and_the_store_goes_on(target, m
         with pytest.raises(HandOverError, match=message):
             s.sample(4, **target)
         assert len(s.sample(4)) == 4
+
+
+@pytest.mark.parametrize("g_del", [1, 2])
+@pytest.mark.parametrize("overlap", [False, True], ids=["in line", "behind"])
+def test_a_batch_that_can_not_be_handed_over_is_its_learners_trouble_only(overlap, g_del):
+    schedule = conduit.Schedule(overlap_del=overlap, g_del=g_del)
+    with store(backend="jax", schedule=schedule) as s:
+        actor, wide, plain = s.actor(lanes=8), s.learner(0, 2, to="jax"), s.learner(1, 2, to="numpy")
+        actor.push({"id": np.arange(8)})
+        for _ in range(3):
+            with pytest.raises(HandOverError, match="'id' is int64.*narrow"):
+                wide.pull()
+            assert plain.pull().info.number % 2 == 1
+            assert len(s.sample(4, to="numpy")) == 4
+            assert actor.push({"id": np.arange(8)}) == 8
+
+
+class LandsOnItsDevice(JaxBackend):
+    """As on a machine with accelerators: batches land on a device, not on the host."""
+
+    def landing(self, target: Target) -> Endpoint:
+        super().landing(target)
+        return Endpoint(Tier.DEVICE, 0)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in line", "behind"])
+@pytest.mark.parametrize("hooks", [[], [conduit.register_delivery()(lambda source, sink: sink.write(source.read()))]])
+@pytest.mark.parametrize("placement", ["auto", "device:0", ["device:0", "device:1", "pageable"]], ids=str)
+def test_rows_on_several_shards_land_on_a_device(placement, hooks, overlap):
+    settings = {"placement": placement, "delivery": hooks, "schedule": conduit.Schedule(overlap_del=overlap)}
+    with store(backend=LandsOnItsDevice(), **settings) as s:
+        fill(s.actor(lanes=2), 24)
+        for batch in (s.learner().pull(), s.sample(4)):
+            assert ids(batch) == batch.info.keys.tolist()
+            assert host(batch.info.weight).dtype == np.float32
+            assert_intact(batch)
 
 
 def test_a_learner_for_a_target_that_is_not_there_is_refused_when_it_is_made():

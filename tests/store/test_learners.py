@@ -9,7 +9,7 @@ import pytest
 
 import conduit
 from conduit import Schedule
-from conduit.errors import ScheduleError, WaitTimeout
+from conduit.errors import ScheduleError, SettingError, WaitTimeout
 from tests.store.rows import fill, fingerprint, store
 
 PREFETCH = [Schedule(), Schedule(g_del=2), Schedule(overlap_del=True), Schedule(overlap_del=True, g_del=3)]
@@ -82,13 +82,13 @@ def test_a_pull_that_timed_out_is_asked_for_again():
 
 @pytest.mark.parametrize(
     ("rank", "world", "message"),
-    [(2, 2, "expected 0 ≤ rank < world"), (-1, 2, "expected 0 ≤ rank < world"), (0, 0, "expected 0 ≤ rank < world"),
+    [(2, 2, "expected 0 ≤ rank < world"), (-1, 2, "expected 0 ≤ rank < world"), (0, 0, "world.*=0: expected a whole"),
      (0, 2, "rank 0 exists already"), (1, 3, "rank 0 was made with world=2")],
 )  # fmt: skip
 def test_a_learners_place_is_its_own(rank, world, message):
     with store() as s:
         s.learner(0, 2)
-        with pytest.raises(ScheduleError, match=message):
+        with pytest.raises(SettingError, match=message):
             s.learner(rank, world)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import conduit
 from conduit import Schedule
-from conduit.errors import FreshnessError, HookError, ScheduleError, UnitError, WaitTimeout
+from conduit.errors import FreshnessError, HookError, ScheduleError, SettingError, UnitError, WaitTimeout
 from tests.store.rows import assert_intact, each_backend, ends, fill, ids, step, store
 
 SCHEDULES = [None, Schedule(g_ing=1 / 3, g_del=1 / 3), Schedule(True, 1 / 3, True, 1 / 3), Schedule(True, 1, True, 1)]
@@ -173,7 +173,7 @@ def test_a_short_unit_is_refused_at_its_end():
             actor.end_unit()
         fill(actor, 10)
         with pytest.raises(
-            UnitError, match=r"iteration 0 is short: 10 of 12 rows \(rollout_unit\) at end_unit.*NEXT_STEP"
+            UnitError, match=r"is short: 10 of 12 rows \(rollout_unit\) when the last of 1 actors.*make all actors before.*NEXT_STEP"
         ):
             actor.end_unit()
         fill(actor, 2, 10)
@@ -266,13 +266,63 @@ def test_batches_kept_over_advance_stay_intact_though_their_slots_are_reused():
             assert_intact(batch)
 
 
-def test_a_pull_beyond_the_iteration_says_that_it_has_given_all():
-    with on_policy() as s:
+@each_schedule
+def test_a_pull_beyond_the_iteration_says_that_it_has_given_all_and_no_more(schedule):
+    with on_policy(schedule=schedule) as s:
         actor, learner = s.actor(), s.learner()
         fill(actor, 12)
         list(learner)
-        with pytest.raises(WaitTimeout, match=r"iteration 0 has given all its batches: call store.advance\(\)"):
+        with pytest.raises(WaitTimeout) as caught:
             learner.pull(timeout_s=0.02)
+        said = "iteration 0 has given all its batches: call store.advance() and push iteration 1"
+        assert str(caught.value) == f"pull of batch 3 (learner 0 of 1) timed out: {said}"
+
+
+@each_schedule
+def test_a_loop_over_a_learner_gives_what_is_left_of_the_iteration_and_a_second_one_nothing(schedule):
+    with on_policy(schedule=schedule) as s:
+        actor, learner = s.actor(), s.learner()
+        for iteration in range(2):
+            fill(actor, 12, 12 * iteration)
+            learner.pull()
+            assert len(list(learner)) == 2
+            assert list(learner) == []
+            s.advance()
+
+
+FIRST = {
+    "of another version": ({"version": 7}, FreshnessError),
+    "of the next version": ({"version": 1, "timeout_s": 0.01}, WaitTimeout),
+    "too many": ({}, UnitError),
+}
+
+
+@pytest.mark.parametrize("case", FIRST)
+def test_a_first_push_that_is_refused_fixes_no_schema(case):
+    settings, error = FIRST[case]
+    with on_policy() as s:
+        lanes = 13 if case == "too many" else 4
+        with pytest.raises(error):
+            s.actor(lanes=lanes).push({"id": np.zeros(lanes)}, **settings)
+        actor = s.actor(lanes=4)
+        assert actor.push({"id": np.zeros(4)}, valid=np.zeros(4, np.bool_)) == 0
+        fill(actor, 12)
+        assert sorted(i for batch in s.learner() for i in ids(batch)) == list(range(12))
+
+
+def test_rows_that_no_actor_is_left_to_push_are_asked_of_a_new_one():
+    with on_policy() as s:
+        gone, ended = s.actor(lanes=2), s.actor(lanes=2)
+        fill(gone, 2)
+        fill(ended, 4, 2)
+        ended.end_unit()
+        gone.close()
+        for call in (s.advance, lambda: ended.push(step(6, 2)), lambda: s.learner().pull(timeout_s=0.02)):
+            with pytest.raises((UnitError, WaitTimeout), match=r"6 of 12 rows.*store.actor\(\)") as caught:
+                call()
+            assert "advance() first" not in str(caught.value)
+        fill(s.actor(), 6, 6)
+        s.advance()
 
 
 def test_a_pull_of_a_short_iteration_says_what_is_missing():
@@ -310,14 +360,18 @@ def test_a_hook_that_may_change_the_number_of_rows_is_refused_by_name():
         ({"inbox_units": 3}, "inbox_units and when_full are off-policy"),
         ({"when_full": "drop"}, "inbox_units and when_full are off-policy"),
         ({"rollout_unit": None}, "needs rollout_unit="),
-        ({"schedule": Schedule(g_ing=2)}, r"g_ing=2: on-policy granularities are k/M with M = 3"),
-    ],
+        ],
 )
 def test_settings_of_the_other_mode_are_refused(settings, message):
-    with pytest.raises(ScheduleError, match=message):
+    with pytest.raises(SettingError, match=message):
         on_policy(**settings)
 
 
+def test_granularities_are_parts_of_the_iteration():
+    with pytest.raises(ScheduleError, match=r"g_ing=2: on-policy granularities are k/M with M = 3"):
+        on_policy(schedule=Schedule(g_ing=2))
+
+
 def test_samples_on_demand_are_off_policy():
-    with on_policy() as s, pytest.raises(ScheduleError, match="off-policy"):
+    with on_policy() as s, pytest.raises(SettingError, match="off-policy"):
         s.sample(4)

@@ -105,6 +105,13 @@ def test_a_pushed_zero_disables_a_row_until_it_is_updated():
         assert 7 not in priorities(s, 200)
 
 
+def test_no_priority_is_too_small_to_be_drawn():
+    with prioritized(sampling={"alpha": 2.0}) as s:
+        s.actor(lanes=8).push({"id": np.arange(8)}, priority=np.full(8, 1e-200))
+        assert set(priorities(s)) == set(range(8))
+        assert set(priorities(s).values()) == {1e-200}
+
+
 def test_rows_all_disabled_are_what_a_pull_says_it_misses():
     with prioritized(timeout_s=0.05) as s:
         s.actor(lanes=8).push({"id": np.arange(8)}, priority=np.zeros(8))
@@ -165,6 +172,17 @@ def test_keys_and_priorities_that_are_no_arrays_are_named(keys, values, named):
         fill(s.actor(), 8)
         with pytest.raises(ConduitError, match=named):
             s.update_priorities(keys, values)
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.array(["a", "b"]), np.array([1 + 1j, 2.0]), np.array([1.0, 2.0], object)], ids=["text", "complex", "objects"]
+)
+def test_priorities_that_are_no_real_numbers_are_refused_and_nothing_changes(wrong):
+    with prioritized() as s:
+        fill(s.actor(), 8)
+        with pytest.raises(PriorityError, match=r"update_priorities: priorities are .*expected real numbers"):
+            s.update_priorities(np.array([0, 1]), wrong)
+        assert set(priorities(s).values()) == {1.0}
 
 
 def test_no_keys_are_no_update():

@@ -1,0 +1,207 @@
+"""What goes wrong inside the store: it reaches every caller, with its cause, and nothing goes on as if it hadn't."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import conduit
+from conduit import Schedule
+from conduit.errors import ClosedError, HookError, OperatorError, SchemaError
+from tests.store.rows import each_backend, fill, ids, no_thread_left, step, store
+
+IN_LINE, BEHIND = Schedule(), Schedule(overlap_ing=True, overlap_del=True)
+each_schedule = pytest.mark.parametrize("schedule", [IN_LINE, BEHIND], ids=["in line", "behind"])
+each_stage = pytest.mark.parametrize("stage", ["ingestion", "delivery"])
+
+
+class TwoArgumentsError(Exception):
+    """Can be made only with both."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what} since {why}")
+
+
+def hook(stage: str, work):
+    """A hook that does `work` before it hands its rows on."""
+
+    def function(source, sink):
+        work()
+        sink.write(source.read())
+
+    return (conduit.register_ingestion() if stage == "ingestion" else conduit.register_delivery())(function)
+
+
+def raising(error: BaseException, at: int = 1):
+    """Raises `error` when it is called for the `at`th time."""
+    calls = []
+
+    def work() -> None:
+        calls.append(1)
+        if len(calls) == at:
+            raise error
+
+    return work
+
+
+def calls(s: conduit.Store, actor: conduit.Actor, learner: conduit.Learner):
+    return [lambda: actor.push(step(0)), learner.pull, s.actor, lambda: s.learner(1, 2)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@each_stage
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"])
+def test_whatever_ends_an_operators_thread_reaches_every_caller(stage, error):
+    with no_thread_left(), store(schedule=BEHIND, **{stage: [hook(stage, raising(error))]}) as s:
+        actor, learner = s.actor(), s.learner()
+        fill(actor, 6)
+        for call in [learner.pull, *calls(s, actor, learner)]:
+            with pytest.raises(OperatorError, match=f"{type(error).__name__} was raised inside it") as caught:
+                call()
+            assert caught.value.__cause__ is error
+
+
+@each_stage
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"])
+def test_an_interrupt_in_line_reaches_who_was_interrupted_and_the_store_stops(stage, error):
+    hooks = {stage: [hook(stage, raising(error, at=2))]}
+    with no_thread_left(), store(rollout_unit=8, batch_size=4, schedule=Schedule(g_ing=0.5), **hooks) as s:
+        actor, learner = s.actor(lanes=4), s.learner()
+        with pytest.raises(type(error)):
+            for number in (0, 4):
+                actor.push(step(number, 4))
+            list(learner)
+        for call in [s.advance, *calls(s, actor, learner)]:
+            with pytest.raises(OperatorError) as caught:
+                call()
+            assert caught.value.__cause__ is error
+
+
+@each_schedule
+def test_a_foreign_exception_that_can_not_be_copied_is_every_later_errors_cause(schedule):
+    error = TwoArgumentsError("it stopped", "it could")
+
+    def beta(number: int) -> float:
+        raise error
+
+    with store(schedule=Schedule(overlap_del=schedule.overlap_del), sampler=conduit.Prioritized(beta=beta)) as s:
+        actor, learner = s.actor(), s.learner()
+        fill(actor, 8)
+        for call in [learner.pull, *calls(s, actor, learner), lambda: s.sample(2)]:
+            with pytest.raises(OperatorError, match="it stopped since it could") as caught:
+                call()
+            assert caught.value.__cause__ is error
+
+
+@each_schedule
+def test_an_error_of_conduits_that_a_hook_raises_travels_as_it_is(schedule):
+    work = raising(SchemaError("no leaf 'value'"))
+    with store(schedule=schedule, ingestion=[hook("ingestion", work)]) as s:
+        actor, learner = s.actor(), s.learner()
+
+        def act() -> None:
+            fill(actor, 4)
+            learner.pull()
+
+        for call in (act, *calls(s, actor, learner)):
+            with pytest.raises(SchemaError, match="no leaf 'value'"):
+                call()
+
+
+@each_schedule
+@each_stage
+def test_a_hook_may_close_the_store(stage, schedule):
+    with no_thread_left():
+        stores: list[conduit.Store] = []
+        stores.append(store(schedule=schedule, **{stage: [hook(stage, lambda: stores[0].close())]}))
+        actor, learner = stores[0].actor(), stores[0].learner()
+        began = time.perf_counter()
+        for call in [lambda: (fill(actor, 6), learner.pull()), *calls(stores[0], actor, learner)]:
+            with pytest.raises(ClosedError):
+                call()
+        stores[0].close()
+        assert time.perf_counter() - began < 1.0
+
+
+# What a hook writes
+
+
+@each_backend
+@each_schedule
+def test_a_delivery_hook_may_fill_one_array_again_and_again(schedule, backend):
+    scratch = {"id": np.empty(4, np.int32), "wide": np.empty((4, 16), np.float32)}
+
+    @conduit.register_delivery()
+    def reuse(source, sink):
+        number = source.read()["id"]
+        scratch["id"][:], scratch["wide"][:] = number, number[:, None]
+        sink.write(scratch)
+
+    with store(backend=backend, delivery=[reuse], schedule=schedule, capacity=64) as s:
+        fill(s.actor(), 64)
+        learner = s.learner(to="numpy")
+        kept = [learner.pull() for _ in range(20)]
+    for batch in kept:
+        assert ids(batch) == batch.info.keys.tolist()
+        assert (batch.data["wide"] == batch.info.keys[:, None]).all()
+
+
+@pytest.mark.parametrize("schedule", [Schedule(g_ing=0.5), Schedule(overlap_ing=True, g_ing=0.5)], ids=str)
+@pytest.mark.parametrize("barrier", ["unit", "trajectory"])
+@each_backend
+def test_what_waits_for_a_barrier_stays_as_the_hook_wrote_it(backend, barrier, schedule):
+    scratch = np.empty(4, np.int32)
+
+    @conduit.register_ingestion()
+    def reuse(source, sink):
+        scratch[:] = source.read()["id"]
+        sink.write({"id": scratch})
+
+    @conduit.register_ingestion(per=barrier)
+    def whole(source, sink):
+        sink.write(source.read())
+
+    with store(backend=backend, rollout_unit=8, batch_size=4, ingestion=[reuse, whole], schedule=schedule) as s:
+        actor = s.actor(lanes=4)
+        for number in (0, 4):
+            actor.push(step(number, 4))
+        actor.end_unit()
+        assert sorted(i for batch in s.learner() for i in ids(batch)) == list(range(8))
+
+
+@pytest.mark.parametrize("placement", ["device:0", ["device:0", "device:3"]], ids=str)
+def test_rows_are_on_a_jax_device_as_the_hook_wrote_them(placement):
+    rows, wide, pushes = 2048, 512, 4
+    scratch = np.empty((rows, wide), np.float32)
+
+    @conduit.register_ingestion()
+    def reuse(source, sink):
+        scratch[:] = source.read()["x"]
+        sink.write({"x": scratch})
+
+    with store(backend="jax", capacity=rows * pushes, batch_size=rows, ingestion=[reuse], placement=placement) as s:
+        actor, learner = s.actor(), s.learner(to="numpy")
+        for number in range(pushes):
+            actor.push_trajectory({"x": np.full((rows, wide), number, np.float32)})
+        batch = learner.pull()
+    assert (batch.data["x"] == (batch.info.keys // rows)[:, None]).all()
+
+
+@pytest.mark.parametrize("make", ["jax", "torch"])
+@each_stage
+def test_a_hook_that_writes_what_is_no_numpy_array_is_told_what_it_wrote(stage, make):
+    import jax.numpy as jnp
+    import torch
+
+    array, kind = {"jax": (jnp.asarray, "ArrayImpl"), "torch": (torch.as_tensor, "Tensor")}[make]
+
+    def wrong(source, sink):
+        sink.write({"id": array(source.read()["id"])})
+
+    register = conduit.register_ingestion if stage == "ingestion" else conduit.register_delivery
+    with store(**{stage: [register()(wrong)]}) as s:
+        with pytest.raises(HookError, match=rf"{stage} hook 'wrong' wrote leaves {kind}\[4\]; expected NumPy arrays"):
+            s.actor(lanes=4).push(step(0, 4))
+            s.learner().pull()
