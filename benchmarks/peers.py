@@ -4,15 +4,16 @@
     python benchmarks/peers.py --env flock=DIR/flock/bin/python --env rllib=… --env reverb=…
                                [--only TEXT …] [--rounds 300] [--quick] [--threads N]
 
-The peers' releases clash, so each environment has a worker process (`peers/worker.py`), which holds its contenders, a limit
-and a naive ring, and times one call on command. A round calls every contender of every worker once, in an order that changes
-each round: what slows the machine down for a while slows all of them. Contenders that take more than 20 ms join every tenth
-round. Ratios are to the limit of the same worker in the same round.
+The peers' releases clash, so each environment has a worker process (`peers/worker.py`), which holds its contenders, a
+limit and a naive ring, and times one call on command. A round calls every contender of every worker once, in an order
+that changes each round: what slows the machine down for a while slows all of them. Contenders that take more than 20 ms
+join every tenth round. Ratios are to the limit of the same worker in the same round.
 
-The limit of a draw is `np.take(out=preallocated, mode="clip")` of each field with the indices drawn beforehand; of a push,
-slice assignment of the same rows. A peer that no environment has is skipped. `--threads`: how many OpenMP gives torch; all
-cores by default, which is slow beyond measure when others use the machine. `--quick` caps stores at 100,000 rows and takes
-20 rounds. `--only` takes the workloads whose names contain the text. Without peers or with `--only` nothing is saved."""
+The limit of a draw is `np.take(out=preallocated, mode="clip")` of each field with the indices drawn beforehand; of a
+push, slice assignment of the same rows. A peer that no environment has is skipped. `--threads`: how many OpenMP gives
+torch; all cores by default, which is slow beyond measure when others use the machine. `--quick` caps stores at 100,000
+rows and takes 20 rounds. `--only` takes the workloads whose names contain the text. Without peers or with `--only`
+nothing is saved."""
 
 from __future__ import annotations
 
@@ -185,8 +186,8 @@ def show(work: Workload, figures: Mapping[str, Any]) -> None:
     most = max(figures["resident_bytes"].values(), default=0)
     print(f"\n{work.name}   ({work.capacity:,} rows; largest worker {most / 2**30:.1f} GiB)")
     for name, each in figures["contenders"].items():
-        line = f"  {name:22} {each['median_us']:12.1f} µs  p99 {each['p99_us']:12.1f}  × {each['ratio']:<8.2f} {each['note']}"
-        print(line.rstrip())
+        times = f"{each['median_us']:12.1f} µs  p99 {each['p99_us']:12.1f}  × {each['ratio']:<8.2f}"
+        print(f"  {name:22} {times} {each['note']}".rstrip())
     for name, why in figures["failed"].items():
         print(f"  {name:22} failed: {why}")
     sys.stdout.flush()

@@ -46,7 +46,7 @@ class Actor:
     def __init__(self, path: PathIn, lanes: ActorLanes) -> None:
         self._path = path
         self._lanes = lanes
-        self._closed = False
+        self._closed = self._left = False
 
     @property
     def lanes(self) -> int:
@@ -117,11 +117,11 @@ class Actor:
 
     def close(self) -> None:
         """The actor leaves: its open lanes are cut. Pushed rows stay."""
-        if not self._closed:
-            self._closed = True
-            if self._path.halt.reason is None:
-                self._path.rollout.leave(self._lanes, self._deadline(None))
-                self._path.ingestion.catch_up()
+        self._closed = True
+        if not self._left and self._path.halt.reason is None:
+            self._path.rollout.leave(self._lanes, self._deadline(None))
+            self._left = True
+            self._path.ingestion.catch_up()
 
     def _put(self, rows: Rows, version: int | None, timeout_s: float | None, wait: PortCall) -> int:
         if not len(rows):
@@ -194,7 +194,7 @@ class Learner:
             try:
                 staged = self._next(deadline_s)
             finally:
-                _attribute(call, self._asked, began_s, path.halt.clock.now())
+                _attribute(call, self._asked, path.ingestion.rows_came_s(), began_s, path.halt.clock.now())
                 self._end_pull()
             assert isinstance(staged.batch, Batch)
             path.delivery.order(staged)
@@ -283,7 +283,7 @@ class Learner:
         path, number = self._path, self._path.numbering.number(index)
         self._asked = request
         try:
-            staged = path.outbox.take(number)
+            staged = path.outbox.take(number) if len(path.outbox) else None
             if staged is None and path.order.settle(request.turn, deadline_s):
                 staged = self._await(request, deadline_s, number)
             elif staged is None:
@@ -331,13 +331,13 @@ class Learner:
         return f"{what} timed out: {missing or 'it is being prepared'}{f'; {more}' if more else ''}"
 
 
-def _attribute(call: PortCall, request: Request | None, began_s: float, ended_s: float) -> None:
-    """Says what a pull's seconds went to before its draw began: rows that nobody had pushed, or that were being ingested."""
+def _attribute(call: PortCall, request: Request | None, rows_came_s: float, began_s: float, ended_s: float) -> None:
+    """Says what a pull's seconds went to before its draw: rows that nobody had pushed, or that were being ingested."""
     if request is None:
         return
     turn = request.turn
     before_s = max(0.0, min(turn.began_at_s, ended_s) - began_s)
     if turn.passed_over:
-        ready_at_s = ended_s if turn.ready_at_s is None else turn.ready_at_s
-        call.starved_s = min(max(0.0, ready_at_s - began_s), before_s)
+        until_s = ended_s if turn.ready_at_s is None else min(turn.ready_at_s, rows_came_s)
+        call.starved_s = min(max(0.0, until_s - began_s), before_s)
     call.ingesting_s = before_s - call.starved_s

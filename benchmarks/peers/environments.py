@@ -52,8 +52,8 @@ def make(folder: Path) -> list[str]:
 
 
 def _rebuild_trees(python: Path) -> None:
-    """torchrl's wheel was compiled against a newer torch; without its trees its prioritized sampler doesn't run. The C++
-    sources are in the wheel: about a minute with g++."""
+    """torchrl's wheel was compiled against a newer torch; without its trees its prioritized sampler does not run. Their
+    C++ sources are in the wheel: about a minute with g++."""
     found = subprocess.run([python, "-c", _PATHS], check=True, capture_output=True, text=True).stdout.split("\n")
     torch, torchrl, include = map(Path, found[:3])
     sources = torchrl / "csrc"

@@ -34,7 +34,7 @@ def _filled(work: Workload, buffer: Any) -> Any:
 
 
 def _buffer(work: Workload) -> Any:
-    """One environment's buffer: its vector buffer, which draws from each environment's part in turn, is ten times slower."""
+    """One environment's buffer: the vector buffer draws from each environment's part in turn, many times slower."""
     return _filled(work, importlib.import_module("tianshou.data").ReplayBuffer(work.capacity))
 
 

@@ -1,5 +1,5 @@
-"""One environment's contenders, timed on command. `benchmarks/peers.py` starts it with that environment's interpreter and
-talks to it over its pipes, one JSON object a line each way:
+"""One environment's contenders, timed on command. `benchmarks/peers.py` starts it with that environment's interpreter
+and talks to it over its pipes, one JSON object a line each way:
 
     {"do": "offer"}                                   what is installed here, with versions
     {"do": "build", "workload": …, "peers": […]}      makes the contenders of one workload

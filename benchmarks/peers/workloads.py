@@ -62,7 +62,7 @@ _SHAPES = {
 
 
 def rows_of(kind: str, count: int) -> Rows:
-    """`count` consecutive rows of one lane, in episodes. 41 B in 5 fields; 7 KB: an image, action, reward and end; wider
+    """`count` consecutive rows of one lane, in episodes. 41 B: 5 fields; 7 KB: an image, action, reward, end; wider
     ones are one field."""
     shape, dtype = _SHAPES[kind]
     random = np.random.default_rng(0)

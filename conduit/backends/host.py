@@ -6,6 +6,7 @@ of 64 bytes, because JAX aliases only such memory.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,19 +121,35 @@ class HostTiers:
 
 def carve(layout: Layout, source: Bytes) -> dict[str, Array]:
     """One array for each entry of `layout`, each starting at a multiple of 64 bytes, in memory from `source`."""
-    sizes = {path: math.prod(shape) * dtype.itemsize for path, (shape, dtype) in layout.items()}
-    narrow = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values() if size < _NARROW)
+    narrow, places = _plan(tuple(layout.items()))
     shared = source(narrow + ALIGNMENT)
-    offset = _first_aligned(shared)
+    start = _first_aligned(shared)
     arrays = {}
-    for path, (shape, dtype) in layout.items():
-        if sizes[path] < _NARROW:
-            arrays[path] = np.ndarray(shape, dtype, shared, offset)
-            offset += -(-sizes[path] // ALIGNMENT) * ALIGNMENT
-        else:
-            own = source(sizes[path] + ALIGNMENT)
+    for path, shape, dtype, size, offset in places:
+        if offset is None:
+            own = source(size + ALIGNMENT)
             arrays[path] = np.ndarray(shape, dtype, own, _first_aligned(own))
+        else:
+            arrays[path] = np.ndarray(shape, dtype, shared, start + offset)
     return arrays
+
+
+_Place = tuple[str, tuple[int, ...], np.dtype[Any], int, int | None]
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(layout: tuple[tuple[str, tuple[tuple[int, ...], np.dtype[Any]]], ...]) -> tuple[int, tuple[_Place, ...]]:
+    """The bytes that the narrow arrays share, and for each array its bytes and its offset there (None: memory of its own).
+    Batches have few layouts, and this is made for every one."""
+    offset, places = 0, []
+    for path, (shape, dtype) in layout:
+        size = math.prod(shape) * dtype.itemsize
+        if size < _NARROW:
+            places.append((path, shape, dtype, size, offset))
+            offset += -(-size // ALIGNMENT) * ALIGNMENT
+        else:
+            places.append((path, shape, dtype, size, None))
+    return offset, tuple(places)
 
 
 def _first_aligned(memory: NDArray[np.uint8]) -> int:

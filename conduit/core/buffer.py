@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,23 @@ from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 Keys = NDArray[np.int64]
 
 
+class Lease:
+    """Rows from `oldest` on stay as they are until `read` has run. Whoever comes first runs it: the one who wants the rows,
+    or a writer that would overwrite them. So a writer never waits for what else a reader has to do before."""
+
+    __slots__ = ("oldest", "read", "taken")
+
+    def __init__(self, oldest: int, read: Callable[[], None]) -> None:
+        self.oldest = oldest
+        self.read = read
+        self.taken = False
+
+
 class ExperienceBuffer:
     """`write` and `drop` are called in a turn of the store's Order; `read` by anybody who holds a lease on its keys.
 
-    A lease protects rows from being overwritten while they are read: so a gather neither blocks the cursor nor sees a
-    torn row, and a writer waits only for readers of the very rows that it is about to replace."""
+    A lease protects drawn rows from being overwritten before they are read: so a gather neither blocks the cursor nor sees
+    a torn row, and a writer has to do with readers of the very rows only that it is about to replace."""
 
     def __init__(
         self, backend: Backend[Any], capacity: int, placement: Placement, budgets: Mapping[Tier, int], halt: Halt
@@ -39,7 +50,7 @@ class ExperienceBuffer:
         self._schema: Schema | None = None
         self._version = np.zeros(capacity, np.int64)
         self._window = Window(0, 0)
-        self._leases: dict[object, int] = {}
+        self._leases: set[Lease] = set()
         self._unleased = halt.condition("buffer")
 
     @property
@@ -81,18 +92,32 @@ class ExperienceBuffer:
         """No row is live any more; numbers go on counting."""
         self._evict(self._window.stop)
 
-    def lease(self, oldest: int) -> object:
-        """Until `end_lease`, rows from `oldest` on stay as they are. Taken in the turn that drew them, or they may be gone already."""
-        token = object()
+    def lease(self, oldest: int, read: Callable[[], None]) -> Lease:
+        """A lease on rows from `oldest` on, taken in the turn that drew them, or they may be gone already. `read` must not raise."""
+        lease = Lease(oldest, read)
         with self._unleased:
-            self._leases[token] = oldest
-        return token
+            self._leases.add(lease)
+        return lease
 
-    def end_lease(self, token: object) -> None:
-        """The rows may be overwritten; nothing if the lease has ended already."""
+    def redeem(self, lease: Lease) -> None:
+        """Returns when the lease's `read` has run, here or elsewhere, or the lease was given up."""
         with self._unleased:
-            if self._leases.pop(token, None) is not None:
-                self._unleased.notify_all()
+            if lease.taken:
+                self._halt.wait(self._unleased, lambda: lease not in self._leases, None, lambda: "rows are being read")
+                return
+            lease.taken = True
+        try:
+            lease.read()
+        finally:
+            self._end(lease)
+
+    def give_up(self, lease: Lease) -> None:
+        """Nobody wants the rows any more."""
+        with self._unleased:
+            if lease.taken:
+                return
+            lease.taken = True
+        self._end(lease)
 
     def read(self, keys: Keys, to: Endpoint) -> Columns[Any]:
         """Rows `keys`, in that order, in memory of their own at `to`. The caller holds a lease on them."""
@@ -157,19 +182,17 @@ class ExperienceBuffer:
         return None
 
     def _evict(self, first: int) -> None:
-        """Rows before `first` are live no more; returns when nobody reads one of them. A lease lasts for one gather, in which
-        nothing of the user's runs: so this wait needs no deadline, and rows that were taken can't be lost to one."""
+        """Rows before `first` are live no more; returns when nobody has to read one of them. No deadline: what it waits for, or
+        does itself, are gathers, in which nothing of the user's runs; so rows that were taken can't be lost to one."""
         self._window = Window(first, self._window.stop)
         # No lease can be taken meanwhile: that needs a turn, and the caller is in one.
-        if not self._leases:
-            return
+        while blocking := next((lease for lease in list(self._leases) if lease.oldest < first), None):
+            self.redeem(blocking)
+
+    def _end(self, lease: Lease) -> None:
         with self._unleased:
-            self._halt.wait(
-                self._unleased,
-                lambda: min(self._leases.values(), default=math.inf) >= first,
-                None,
-                lambda: f"rows before {first} are still being read for a batch",
-            )
+            self._leases.discard(lease)
+            self._unleased.notify_all()
 
     def _padded(self, place: NDArray[np.int64], at: Endpoint) -> NDArray[np.int64]:
         """`place` with its last entry repeated, to a length that a backend that compiles per shape has met before."""

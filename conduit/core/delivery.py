@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from conduit.core.backend import Backend, Columns, Target
 from conduit.core.batch import Batch, SampleInfo
-from conduit.core.buffer import ExperienceBuffer
+from conduit.core.buffer import ExperienceBuffer, Lease
 from conduit.core.experience import Schema
 from conduit.core.halt import Halt
 from conduit.core.hook import Hook, count_rows, run_hook
@@ -42,8 +42,8 @@ class Request:
     stage: Callable[[int, Staged], None]
     turn: Turn = field(init=False)
     drawn: Drawn | None = None
-    reading: bool = False
-    given_up: bool = False
+    read: deque[_Read] | BaseException | None = None
+    """The rows of each draw once they have been read, or why they can't be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,11 @@ class Drawn:
 
     draws: Sequence[Draw]
     window: Window
-    lease: object
+    lease: Lease
+
+
+_Read = tuple[Columns[Any], NDArray[np.int64]]
+"""Rows, and the policy version of each."""
 
 
 class Delivery:
@@ -98,12 +102,8 @@ class Delivery:
 
     def give_up(self, request: Request) -> None:
         """Nobody will read the request's rows."""
-        if self._order.withdraw(request.turn) or request.drawn is None:
-            return
-        with self._changed:
-            request.given_up = True
-            if not request.reading:
-                self._buffer.end_lease(request.drawn.lease)
+        if not self._order.withdraw(request.turn) and request.drawn is not None:
+            self._buffer.give_up(request.drawn.lease)
 
     def missing(self, rows: int, number: int) -> str | None:
         """What is missing for a draw now."""
@@ -140,19 +140,15 @@ class Delivery:
             return
         drawn = request.drawn
         assert drawn is not None
-        with self._changed:
-            if request.given_up:
-                return
-            request.reading = True
-        # Writers wait for the lease: it lasts for the gathers, not for the hooks.
-        try:
-            with self._ledger.operator("delivery"):
-                read = deque(self._read(draw) for draw in drawn.draws)
-        finally:
-            self._buffer.end_lease(drawn.lease)
+        with self._ledger.operator("delivery"):
+            self._buffer.redeem(drawn.lease)
+        if request.read is None:
+            return
+        if isinstance(request.read, BaseException):
+            raise request.read
         for number, lag, draw in zip(request.numbers, request.lags, drawn.draws, strict=True):
             with self._ledger.operator("delivery"):
-                staged = self._assemble(number, lag, draw, drawn.window, *read.popleft())
+                staged = self._assemble(number, lag, draw, drawn.window, *request.read.popleft())
             request.stage(number, staged)
 
     def _draw(self, request: Request) -> None:
@@ -160,15 +156,22 @@ class Delivery:
         window = self._buffer.window
         draws = [self._sampler.draw(number, request.rows, window, request.stream) for number in request.numbers]
         oldest = min(int(draw.keys.min()) for draw in draws)
-        request.drawn = Drawn(draws, window, self._buffer.lease(oldest))
+        request.drawn = Drawn(draws, window, self._buffer.lease(oldest, lambda: self._read(request)))
 
     def _missing(self, rows: int, number: int) -> str | None:
         return self._sampler.missing(self._buffer.window, rows, number)
 
-    def _read(self, draw: Draw) -> tuple[Columns[Any], NDArray[np.int64]]:
-        """The drawn rows, on the host where hooks wait for them, and the policy version of each."""
+    def _read(self, request: Request) -> None:
+        """Reads the drawn rows, to the host where hooks wait for them. It may be a writer who runs this: what goes wrong is
+        the learner's."""
+        assert request.drawn is not None
         to = PAGEABLE if self._hooks else self._landing
-        return self._buffer.read(draw.keys, to), self._buffer.version_of(draw.keys)
+        try:
+            request.read = deque(
+                (self._buffer.read(draw.keys, to), self._buffer.version_of(draw.keys)) for draw in request.drawn.draws
+            )
+        except BaseException as error:
+            request.read = error
 
     def order(self, staged: Staged) -> None:
         """Work that the calling thread issues on a device from here on comes after the batch is there; the host goes on."""

@@ -152,6 +152,10 @@ class Ingestion:
             self._halt.now_because(error)
             raise
 
+    def rows_came_s(self) -> float:
+        """When rows were pushed last that made a group."""
+        return self._inbox.sealed_at_s
+
     @contextmanager
     def hurried(self, deadline_s: float) -> Iterator[None]:
         """For the block, a learner waits for rows: what has been pushed, and what will be, becomes visible though it is

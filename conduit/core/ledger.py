@@ -82,13 +82,15 @@ _MANY = 64
 class _Account:
     """What one thread spent. Only that thread writes it."""
 
-    __slots__ = ("cells", "in_port_s", "last", "marked", "operating_s", "thread")
+    __slots__ = ("cells", "in_port_s", "last", "marked", "marks", "operating_s", "thread")
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
         self.cells: Cells = [0.0] * _CELLS
         self.in_port_s = 0.0
         self.operating_s = 0.0
+        self.marks = False
+        """Whether the thread marks its stages: then only what it marks counts."""
         self.marked: Stage | None = None
         self.last: tuple[Port, float] | None = None
 
@@ -101,9 +103,9 @@ class _Account:
 
 class Ledger:
     """Counts seconds by stage, iteration and thread. An iteration ends where the store says so: off-policy at each pull,
-    on-policy at `advance()`. Rollout and update are marked by `store.rollout()` and `store.update()`; without marks they are
-    inferred from what a thread called before and after (between a pull and the next push is update, so a loop that acts
-    after updating without `update_priorities` in between should mark its stages)."""
+    on-policy at `advance()`. Rollout and update are marked by `store.rollout()` and `store.update()`, and of a thread that marks
+    only what it marks counts. Without marks they are inferred from what a thread called before and after (between a pull and
+    the next push is update, so a loop that acts after updating without `update_priorities` in between should mark)."""
 
     def __init__(self, clock: Clock, waited_s: Callable[[], float], keep: int = 4096) -> None:
         """`waited_s`: how long the calling thread has been in the store's waits; `keep`: how many iterations to remember."""
@@ -203,10 +205,7 @@ class Mark:
     def __enter__(self) -> Self:
         account = self._ledger.account()
         self._began_s, self._in_port_s = self._ledger.now(), account.in_port_s
-        if account.marked is None and account.last is not None:
-            # What wasn't marked before is what it would be before a call of this stage's.
-            port: Port = "push" if self._stage == "rollout" else "pull"
-            account.infer(port, self._began_s)
+        account.marks = True
         self._outer, account.marked = account.marked, self._stage
         return self
 
@@ -216,8 +215,6 @@ class Mark:
         account.marked = self._outer
         if self._outer is not None:
             account.in_port_s += busy_s
-        if account.last is not None:
-            account.last = (account.last[0], now_s)
         account.cells[_BUSY[self._stage]] += busy_s
 
 
@@ -259,7 +256,7 @@ class PortCall:
         ledger = self._ledger
         account = ledger.account()
         self._began_s = began_s = ledger.now()
-        if account.marked is None and account.last is not None:
+        if not account.marks and account.last is not None:
             account.infer(self._port, began_s)
         self._waited_s, self._operating_s = ledger.waited_s(), account.operating_s
         return self

@@ -85,6 +85,8 @@ class Order:
 
     def settle(self, turn: Turn, deadline_s: float | None) -> bool:
         """Waits until an action has run or been withdrawn (True), or was passed over because it isn't ready (False)."""
+        if turn.begun:
+            return True
         with self._changed:
             self._halt.wait(
                 self._changed,
@@ -96,6 +98,8 @@ class Order:
 
     def wait(self, turn: Turn, deadline_s: float | None) -> bool:
         """Waits until an action has run; False if it was withdrawn instead."""
+        if turn.begun:
+            return True
         with self._changed:
             until = lambda: turn.begun or turn.withdrawn  # noqa: E731
             self._halt.wait(self._changed, until, deadline_s, lambda: "its turn has not come")

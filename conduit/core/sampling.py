@@ -274,7 +274,9 @@ class _ShuffledSampler:
 
 def _evenly(keys: Keys, live: int) -> Draw:
     rows = len(keys)
-    return Draw(keys, np.full(rows, 1.0 / live), np.ones(rows, np.float32), np.ones(rows))
+    both = np.empty((2, rows))
+    both[0], both[1] = 1.0 / live, 1.0
+    return Draw(keys, both[0], np.ones(rows, np.float32), both[1])
 
 
 def _too_few(window: Window, rows: int) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,8 @@ class Inbox:
         self.changed = halt.condition("inbox")
         self._groups: deque[Group] = deque()
         self._last: Group | None = None
+        self.sealed_at_s = -math.inf
+        """When rows came last."""
         self._claimant: int | None = None
         self.starving = 0
         """How many learners wait for rows that are not there: while any does, nothing is held back or gathered into groups."""
@@ -59,6 +62,7 @@ class Inbox:
         self.release_last()
         self._groups.append(group)
         self._last = group
+        self.sealed_at_s = self._halt.clock.now()
         if self._in_line:
             self.claim()
         if not self._hold_back or self.starving:

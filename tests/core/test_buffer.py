@@ -34,9 +34,9 @@ def append(into: ExperienceBuffer, first: int, count: int):
 
 
 def keys_at(from_: ExperienceBuffer, keys: np.ndarray) -> list[int]:
-    lease = from_.lease(int(keys.min()))
-    got = from_.read(keys, PAGEABLE).arrays
-    from_.end_lease(lease)
+    read = []
+    from_.redeem(from_.lease(int(keys.min()), lambda: read.append(from_.read(keys, PAGEABLE).arrays)))
+    (got,) = read
     assert (got["wide"] == got["key"][:, None]).all()
     return got["key"].tolist()
 
@@ -67,49 +67,75 @@ def test_drop_forgets_the_rows_and_numbers_go_on():
     assert keys_at(ring, np.arange(8, 13)) == list(range(8, 13))
 
 
-def waiting_write(clock: VirtualClock, ring: ExperienceBuffer, first: int, count: int):
-    """A write on a thread of its own; it has begun when this returns."""
+class Reader:
+    """A lease on some rows, and what was read of them. Reading takes a while on a virtual clock."""
 
-    def write() -> None:
-        append(ring, first, count)
+    def __init__(self, ring: ExperienceBuffer, keys: list[int], clock: VirtualClock | None = None) -> None:
+        self.ring, self.keys, self.clock = ring, np.array(keys), clock
+        self.got: list[list[int]] = []
+        self.ended_at_s = -1.0
+        self.lease = ring.lease(min(keys), self.read)
 
-    task = clock.spawn(write, "writer")
-    clock.sleep(1.0)
-    return task
+    def read(self) -> None:
+        if self.clock is not None:
+            self.clock.sleep(1.0)
+            self.ended_at_s = self.clock.now()
+        self.got.append(self.ring.read(self.keys, PAGEABLE).arrays["key"].tolist())
+
+    def redeem(self) -> None:
+        self.ring.redeem(self.lease)
 
 
-def test_a_writer_waits_only_for_readers_of_the_rows_it_replaces():
-    clock = VirtualClock()
+def test_a_writer_reads_for_a_reader_what_it_would_replace_and_nothing_before():
+    ring = buffer(4)
+    append(ring, 0, 4)
+    oldest, newest = Reader(ring, [3, 1]), Reader(ring, [2, 3])
+    append(ring, 4, 1)
+    assert (oldest.got, newest.got) == ([], [])
+    append(ring, 5, 1)
+    assert (oldest.got, newest.got) == ([[3, 1]], [])
+    append(ring, 6, 1)
+    for reader in (oldest, newest):
+        reader.redeem()
+    assert (oldest.got, newest.got) == ([[3, 1]], [[2, 3]]), "each once"
+    assert keys_at(ring, np.arange(3, 7)) == [3, 4, 5, 6]
+
+
+def test_a_lease_that_was_given_up_is_never_read():
+    ring = buffer(4)
+    append(ring, 0, 4)
+    reader = Reader(ring, [0])
+    ring.give_up(reader.lease)
+    append(ring, 4, 4)
+    reader.redeem()
+    ring.give_up(reader.lease)
+    assert reader.got == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_writer_waits_for_a_reader_that_is_reading_the_rows_it_replaces(seed):
+    clock = VirtualClock(seed)
 
     def main() -> None:
         ring = buffer(4, clock=clock)
         append(ring, 0, 4)
-        newest = ring.lease(2)
-        assert not waiting_write(clock, ring, 4, 2).alive()
-        writer = waiting_write(clock, ring, 6, 1)
-        assert writer.alive(), "it replaces row 2"
-        assert ring.window.stop == 6
-        ring.end_lease(newest)
-        assert writer.join()
-        assert ring.window.stop == 7
+        reader, other = Reader(ring, [1, 3], clock), Reader(ring, [3], clock)
+        written = []
 
-    clock.run(main)
+        def write() -> None:
+            clock.sleep(0.5)
+            append(ring, 4, 1)
+            written.append(clock.now())
+            append(ring, 5, 1)
+            written.append(clock.now())
+            ring.give_up(reader.lease)
 
-
-def test_a_writer_waits_for_every_reader_and_a_lease_ends_once():
-    clock = VirtualClock()
-
-    def main() -> None:
-        ring = buffer(4, clock=clock)
-        append(ring, 0, 4)
-        first, second = ring.lease(0), ring.lease(1)
-        writer = waiting_write(clock, ring, 4, 2)
-        for _ in range(2):
-            ring.end_lease(first)
-        clock.sleep(1.0)
-        assert writer.alive(), "the other still reads row 1"
-        ring.end_lease(second)
-        assert writer.join()
+        tasks = [clock.spawn(reader.redeem, "reader"), clock.spawn(write, "writer"), clock.spawn(reader.redeem, "again")]
+        assert all(task.join() for task in tasks)
+        assert reader.got == [[1, 3]], "once, and before it was replaced"
+        assert other.got == []
+        assert written == [0.5, 1.0]
+        assert reader.ended_at_s == 1.0
 
     clock.run(main)
 
@@ -121,46 +147,21 @@ def test_a_writer_that_waits_for_a_reader_hears_of_a_halt():
         halt = Halt(clock)
         ring = ExperienceBuffer(load("reference"), 4, Placement(), {}, halt)
         append(ring, 0, 4)
-        ring.lease(0)
-        heard = []
+        reader, heard = Reader(ring, [0], clock), []
 
         def write() -> None:
+            clock.sleep(0.25)
             with pytest.raises(ClosedError) as caught:
                 append(ring, 4, 1)
-            heard.append(str(caught.value))
+            heard.append(f"{caught.value} at {clock.now()}")
 
-        task = clock.spawn(write, "writer")
-        clock.sleep(1.0)
+        tasks = [clock.spawn(reader.redeem, "reader"), clock.spawn(write, "writer")]
+        clock.sleep(0.5)
         halt.now_because(ClosedError("shut"))
-        assert task.join()
+        assert all(task.join() for task in tasks)
         return heard
 
-    assert clock.run(main) == ["shut"]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_leased_row_is_not_overwritten_before_its_lease_ends(seed):
-    clock = VirtualClock(seed)
-
-    def main() -> None:
-        ring = buffer(4, clock=clock)
-        append(ring, 0, 4)
-        events = []
-        lease = ring.lease(1)
-
-        def write() -> None:
-            append(ring, 4, 2)
-            events.append("written")
-
-        task = clock.spawn(write, "writer")
-        clock.sleep(1.0)
-        assert ring.read(np.array([1, 3]), PAGEABLE).arrays["key"].tolist() == [1, 3]
-        events.append("read")
-        ring.end_lease(lease)
-        assert task.join()
-        assert events == ["read", "written"]
-
-    clock.run(main)
+    assert clock.run(main) == ["shut at 0.5"]
 
 
 def test_the_window_is_never_less_than_empty_while_a_write_larger_than_the_ring_waits():
@@ -169,12 +170,13 @@ def test_the_window_is_never_less_than_empty_while_a_write_larger_than_the_ring_
     def main() -> None:
         ring = buffer(4, clock=clock)
         append(ring, 0, 2)
-        lease = ring.lease(0)
-        writer = waiting_write(clock, ring, 2, 9)
+        reader = Reader(ring, [0], clock)
+        writer = clock.spawn(lambda: append(ring, 2, 9) and None, "writer")
+        clock.sleep(0.5)
         assert writer.alive()
         assert (ring.window.first, ring.window.stop) == (2, 2), "as another thread sees it while the write waits"
-        ring.end_lease(lease)
         assert writer.join()
+        assert reader.got == [[0]]
         assert (ring.window.first, ring.window.stop) == (7, 11)
 
     clock.run(main)

@@ -183,6 +183,20 @@ def test_an_action_that_fails_halts_the_store_and_not_whoever_ran_it(order, halt
     assert caught.value.__cause__ is failure
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_action_that_is_interrupted_halts_the_store_and_interrupts_who_ran_it(order, halt, error):
+    def interrupted() -> None:
+        raise error
+
+    turn = order.enter()
+    draw = order.act(interrupted)
+    with pytest.raises(error):
+        end(order, turn)
+    with pytest.raises(OperatorError) as caught:
+        order.wait(draw, soon(order))
+    assert isinstance(caught.value.__cause__, error)
+
+
 def test_a_halt_ends_waits_for_a_turn_with_its_reason():
     clock = VirtualClock(3)
 

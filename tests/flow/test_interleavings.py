@@ -84,7 +84,7 @@ def _held_back_for_ever(self):
         (Order, "leave", _never_served_again),
         (Inbox, "release_last", _held_back_for_ever),
         (Outbox, "put", _without_notifying(Outbox.put)),
-        (ExperienceBuffer, "end_lease", _without_notifying(ExperienceBuffer.end_lease)),
+        (ExperienceBuffer, "_end", _without_notifying(ExperienceBuffer._end)),
     ],
     ids=["deadlock in the order", "deadlock in the inbox", "lost wake-up in the outbox", "lost wake-up of a writer"],
 )
@@ -100,8 +100,7 @@ def test_a_planted_fault_is_found(owner, name, planted, monkeypatch: pytest.Monk
 
 def test_a_planted_torn_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without leases a writer overwrites rows that are being gathered."""
-    monkeypatch.setattr(ExperienceBuffer, "lease", lambda self, keys: object())
-    monkeypatch.setattr(ExperienceBuffer, "end_lease", lambda self, lease: None)
+    monkeypatch.setattr(ExperienceBuffer, "_evict", lambda self, first: None)
     original = ExperienceBuffer.read
 
     def slow(self, keys, to):

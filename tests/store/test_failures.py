@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import conduit
 from conduit import Schedule
 from conduit.errors import ClosedError, HookError, OperatorError, SchemaError
-from tests.store.rows import each_backend, fill, ids, no_thread_left, step, store
+from tests.store.rows import each_backend, fill, ids, no_thread_left, played, step, store, together
 
 IN_LINE, BEHIND = Schedule(), Schedule(overlap_ing=True, overlap_del=True)
 each_schedule = pytest.mark.parametrize("schedule", [IN_LINE, BEHIND], ids=["in line", "behind"])
@@ -56,8 +57,7 @@ def calls(s: conduit.Store, actor: conduit.Actor, learner: conduit.Learner):
 def test_whatever_ends_an_operators_thread_reaches_every_caller(stage, error):
     with no_thread_left(), store(schedule=BEHIND, **{stage: [hook(stage, raising(error))]}) as s:
         actor, learner = s.actor(), s.learner()
-        fill(actor, 6)
-        for call in [learner.pull, *calls(s, actor, learner)]:
+        for call in [lambda: (fill(actor, 6), learner.pull()), *calls(s, actor, learner)]:
             with pytest.raises(OperatorError, match=f"{type(error).__name__} was raised inside it") as caught:
                 call()
             assert caught.value.__cause__ is error
@@ -79,6 +79,7 @@ def test_an_interrupt_in_line_reaches_who_was_interrupted_and_the_store_stops(st
             assert caught.value.__cause__ is error
 
 
+@pytest.mark.timeout(10)
 @each_schedule
 def test_a_foreign_exception_that_can_not_be_copied_is_every_later_errors_cause(schedule):
     error = TwoArgumentsError("it stopped", "it could")
@@ -93,6 +94,32 @@ def test_a_foreign_exception_that_can_not_be_copied_is_every_later_errors_cause(
             with pytest.raises(OperatorError, match="it stopped since it could") as caught:
                 call()
             assert caught.value.__cause__ is error
+
+
+@pytest.mark.timeout(10)
+@each_schedule
+def test_a_draw_that_fails_while_rows_are_pushed_stops_the_store_and_its_learner(schedule):
+    def scene(clock):
+        def beta(number: int) -> float:
+            raise TwoArgumentsError("it stopped", "it could")
+
+        with store(schedule=schedule, sampler=conduit.Prioritized(beta=beta), clock=clock) as s:
+            actor, learner = s.actor(), s.learner()
+
+            def act() -> None:
+                clock.sleep(1.0)
+                for number in range(20):
+                    actor.push(step(number))
+                    clock.sleep(0.1)
+
+            results = together(clock, act, learner.pull)
+            for error, at in results:
+                assert isinstance(error, OperatorError)
+                assert isinstance(error.__cause__, TwoArgumentsError)
+                assert at < 3.0
+
+    for seed in range(10):
+        played(seed, scene)
 
 
 @each_schedule
@@ -118,7 +145,11 @@ def test_a_hook_may_close_the_store(stage, schedule):
         stores.append(store(schedule=schedule, **{stage: [hook(stage, lambda: stores[0].close())]}))
         actor, learner = stores[0].actor(), stores[0].learner()
         began = time.perf_counter()
-        for call in [lambda: (fill(actor, 6), learner.pull()), *calls(stores[0], actor, learner)]:
+        # A batch that was on its way may still arrive.
+        with contextlib.suppress(ClosedError):
+            fill(actor, 6)
+            learner.pull()
+        for call in calls(stores[0], actor, learner):
             with pytest.raises(ClosedError):
                 call()
         stores[0].close()

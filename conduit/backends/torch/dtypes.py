@@ -41,6 +41,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def from_host(array: NDArray[Any]) -> torch.Tensor:
     """A tensor over `array`'s memory, its dtype one of TORCH_DTYPES. An array that is not in C order is copied first."""
     dtype = TORCH_DTYPES[array.dtype]
+    if array.flags.carray and array.dtype not in _ML_DTYPES:
+        return torch.from_numpy(array)
     # torch takes no negative strides (its from_dlpack aborts the process), so these never reach it.
     raw = np.ascontiguousarray(array).reshape(array.shape)
     if array.dtype in _ML_DTYPES:

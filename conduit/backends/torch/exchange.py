@@ -70,7 +70,10 @@ def place(target: Target) -> exchange.DLPackDevice:
 def accept(arrays: Mapping[str, Any], target: Target) -> dict[str, torch.Tensor]:
     """Tensors over the same memory where it is on the target's device already; else copied, in the current stream."""
     device = _wanted(target)
-    return {path: _tensor(path, array).to(device, non_blocking=device.type != "cpu") for path, array in arrays.items()}
+    tensors = {path: _tensor(path, array) for path, array in arrays.items()}
+    if device.type == "cpu":
+        return {path: tensor if tensor.device.type == "cpu" else tensor.cpu() for path, tensor in tensors.items()}
+    return {path: tensor.to(device, non_blocking=True) for path, tensor in tensors.items()}
 
 
 def _tensor(path: str, array: Any) -> torch.Tensor:
