@@ -128,10 +128,12 @@ class Actor:
             return 0
         deadline_s = self._deadline(timeout_s)
         if self._path.signature.fixed:
-            taken = self._path.rollout.put(self._lanes, rows, version, deadline_s, wait)
-        else:
-            with self._path.signature.fixed_by(rows):
-                taken = self._path.rollout.put(self._lanes, rows, version, deadline_s, wait)
+            return self._take(rows, version, deadline_s, wait)
+        with self._path.signature.fixed_by(rows):
+            return self._take(rows, version, deadline_s, wait)
+
+    def _take(self, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> int:
+        taken = self._path.rollout.put(self._lanes, rows, version, deadline_s, wait)
         self._path.ingestion.catch_up()
         return len(rows) if taken else 0
 

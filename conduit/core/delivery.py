@@ -172,6 +172,8 @@ class Delivery:
             )
         except BaseException as error:
             request.read = error
+            if not isinstance(error, Exception):
+                raise
 
     def order(self, staged: Staged) -> None:
         """Work that the calling thread issues on a device from here on comes after the batch is there; the host goes on."""

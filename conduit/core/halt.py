@@ -42,9 +42,21 @@ class Halt:
 
     def now_because(self, reason: BaseException) -> None:
         """Ends all waits, now and later, with `reason`. Must not be called while holding one of the conditions."""
+        self._set(reason)
+        self._wake()
+
+    def soon_because(self, reason: BaseException) -> None:
+        """The same for a caller that may hold conditions: whoever asks from now on hears of it, and a thread of its own wakes
+        those who wait."""
+        self._set(reason)
+        self.clock.spawn(self._wake, "conduit-halt")
+
+    def _set(self, reason: BaseException) -> None:
         if self._reason is None:
             self._reason = reason if isinstance(reason, ConduitError) else _operator_error(reason)
-        for condition in self._conditions:
+
+    def _wake(self) -> None:
+        for condition in list(self._conditions):
             with condition:
                 condition.notify_all()
 

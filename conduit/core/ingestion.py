@@ -27,7 +27,7 @@ from conduit.core.order import Order
 from conduit.core.rollout import Rollout
 from conduit.core.sampling import Sampler
 from conduit.core.staging import Cut, Group, Inbox
-from conduit.errors import HookError
+from conduit.errors import CapacityError, HookError, SchemaError
 
 
 class IngestionChain:
@@ -40,13 +40,17 @@ class IngestionChain:
         self._prefix = tuple(hooks[:barrier])
         self._unit = tuple(hooks[barrier:trajectory])
         self._trajectory = tuple(hooks[trajectory:])
-        self._on_policy = on_policy
+        self.on_policy = on_policy
         self._lanes = Lanes()
         self._held: list[Rows] = []
         self._held_cuts: list[int] = []
         _check_trajectories_survive(hooks)
         if on_policy:
             _check_rows_survive(hooks)
+
+    @property
+    def has_hooks(self) -> bool:
+        return bool(self._prefix) or self.has_barrier
 
     @property
     def has_barrier(self) -> bool:
@@ -63,7 +67,7 @@ class IngestionChain:
         rows = [unit for unit in group.units if isinstance(unit, Rows)]
         if not self.has_barrier:
             return [_run_on_rows(self._prefix, concatenate(rows))] if rows else []
-        if self._on_policy:
+        if self.on_policy:
             return self._process_fraction(group, rows)
         return [stored for unit in group.units for stored in self._process_unit(unit)]
 
@@ -144,13 +148,21 @@ class Ingestion:
         """In line: ingests what the calling thread has sealed."""
         if self.overlap or not self._inbox.is_mine():
             return
-        try:
-            while group := self._inbox.take_or_end_claim():
+        while group := self._inbox.take_or_end_claim():
+            try:
                 self.step(group)
-        # The group's rows are lost to the buffer, be it by Ctrl-C: the store must not go on as if nothing had happened.
-        except BaseException as error:
-            self._halt.now_because(error)
-            raise
+            # Rows that are lost to the buffer, be it by Ctrl-C: the store must not go on as if nothing had happened.
+            except BaseException as error:
+                if not self._is_first_push(group, error):
+                    self._halt.now_because(error)
+                    raise
+                self._inbox.take_or_end_claim()
+                raise
+
+    def _is_first_push(self, group: Group, error: BaseException) -> bool:
+        """Whether all that is lost is a first push whose rows can't be stored at all, of which its caller hears."""
+        unsuited = isinstance(error, SchemaError | CapacityError) and self._buffer.schema is None
+        return unsuited and len(group.units) == 1 and not self._chain.has_hooks and not self._chain.on_policy
 
     def rows_came_s(self) -> float:
         """When rows were pushed last that made a group."""

@@ -55,7 +55,6 @@ class Order:
         self._changed = halt.condition("order")
         self._turns: list[Turn] = []
         self._serving: Turn | None = None
-        self._failure: Exception | None = None
 
     def enter(self) -> Turn:
         """A turn behind all that were entered before, for the caller to serve. Those behind wait for it."""
@@ -86,6 +85,7 @@ class Order:
     def settle(self, turn: Turn, deadline_s: float | None) -> bool:
         """Waits until an action has run or been withdrawn (True), or was passed over because it isn't ready (False)."""
         if turn.begun:
+            self._halt.check()
             return True
         with self._changed:
             self._halt.wait(
@@ -99,6 +99,7 @@ class Order:
     def wait(self, turn: Turn, deadline_s: float | None) -> bool:
         """Waits until an action has run; False if it was withdrawn instead."""
         if turn.begun:
+            self._halt.check()
             return True
         with self._changed:
             until = lambda: turn.begun or turn.withdrawn  # noqa: E731
@@ -125,7 +126,6 @@ class Order:
         with self._changed:
             self._turns.append(turn)
             self._serve_next()
-        self._report_failure()
         return turn
 
     def leave(self, turn: Turn) -> None:
@@ -136,7 +136,6 @@ class Order:
             if self._serving is turn:
                 self._serving = None
             self._serve_next()
-        self._report_failure()
 
     def _serve_next(self) -> None:
         while self._serving is None:
@@ -168,10 +167,7 @@ class Order:
         try:
             action()
         # The action is another thread's: its failure must reach the callers of the store, not whoever ran it.
-        except Exception as error:
-            self._failure = error
-
-    def _report_failure(self) -> None:
-        # Not where it was caught: to halt is to take every condition, and this order's was held there.
-        if self._failure is not None:
-            self._halt.now_because(self._failure)
+        except BaseException as error:
+            self._halt.soon_because(error)
+            if not isinstance(error, Exception):
+                raise

@@ -255,6 +255,8 @@ class OnPolicyRollout:
                 f"rows of policy version {version} were pushed while iteration {self.version} is running; expected {self.version}, "
                 f"or {self.version + 1}, which would wait for store.advance()"
             )
+        if self._taken < self._unit and self._actors and self._actors <= self._ended:
+            raise UnitError(self.why_open())
         if actor.actor in self._ended or self._taken + rows > self._unit:
             raise UnitError(
                 f"iteration {self.version} has {self._taken} of {self._unit} rows (rollout_unit), and this push brings {rows} more"

@@ -130,7 +130,11 @@ def test_a_writer_waits_for_a_reader_that_is_reading_the_rows_it_replaces(seed):
             written.append(clock.now())
             ring.give_up(reader.lease)
 
-        tasks = [clock.spawn(reader.redeem, "reader"), clock.spawn(write, "writer"), clock.spawn(reader.redeem, "again")]
+        tasks = [
+            clock.spawn(reader.redeem, "reader"),
+            clock.spawn(write, "writer"),
+            clock.spawn(reader.redeem, "again"),
+        ]
         assert all(task.join() for task in tasks)
         assert reader.got == [[1, 3]], "once, and before it was replaced"
         assert other.got == []
@@ -171,7 +175,11 @@ def test_the_window_is_never_less_than_empty_while_a_write_larger_than_the_ring_
         ring = buffer(4, clock=clock)
         append(ring, 0, 2)
         reader = Reader(ring, [0], clock)
-        writer = clock.spawn(lambda: append(ring, 2, 9) and None, "writer")
+
+        def write() -> None:
+            append(ring, 2, 9)
+
+        writer = clock.spawn(write, "writer")
         clock.sleep(0.5)
         assert writer.alive()
         assert (ring.window.first, ring.window.stop) == (2, 2), "as another thread sees it while the write waits"

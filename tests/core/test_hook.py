@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_a_chain_takes_hooks_of_its_own_stage_only():
     with pytest.raises(HookError, match=r"delivery= got .*expected hooks made by @conduit.register_delivery"):
         check_chain([lambda source, sink: None], "delivery")
     with pytest.raises(HookError, match=r"ingestion= got RegisteredHook; expected a list of hooks"):
-        check_chain(hook(np.add), "ingestion")
+        check_chain(cast(Any, hook(np.add)), "ingestion")
     with pytest.raises(HookError, match=r"ingestion= got the class GAE; expected a hook made with it: GAE\(…\)"):
         check_chain([transforms.GAE], "ingestion")
     assert check_chain([delivery, delivery], "delivery") == (delivery, delivery)

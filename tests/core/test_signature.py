@@ -223,7 +223,7 @@ def test_the_first_push_that_is_taken_fixes_the_schema():
     assert not given.fixed
     assert len(taken(given, tree())) == 3
     assert given.fixed
-    with pytest.raises(SchemaError, match="missing 'obs'.* and unexpected 'a'"):
+    with pytest.raises(SchemaError, match=r"missing 'obs'.* and unexpected 'a'"):
         given.step({"a": np.zeros(3)}, None, None, None, LANES)
 
 

@@ -6,6 +6,7 @@ import builtins
 import math
 import re
 import sys
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,7 +25,6 @@ from conduit.errors import (
     UnknownBackendError,
 )
 from tests.store.rows import each_backend, ends, fill, ids, step, store
-
 
 ROW = conduit.register_ingestion()(lambda source, sink: sink.write(source.read()))
 
@@ -51,7 +51,10 @@ PUSHES = {
     "extra": (changed(reward=STATE), "unexpected 'reward'; expected leaves"),
     "ragged": (changed(id=np.zeros(3, np.int32)), "leaf 'id' has a leading axis of 3; expected 2, one a lane"),
     "no axes": (changed(id=np.int32(3)), "leaf 'id' has shape (); expected (rows, )"),
-    "a number": (changed(id=3), "leaf 'id': got int, which is no array: expected a NumPy, torch or JAX array (np.asarray makes one)"),
+    "a number": (
+        changed(id=3),
+        "leaf 'id': got int, which is no array: expected a NumPy, torch or JAX array (np.asarray makes one)",
+    ),
     "a list": (changed(id=[1, 2]), "leaf 'id/0': got int, which is no array"),
     "strings": (changed(id=np.array(["a", "b"])), "leaf 'id' has dtype <U1; expected int32"),
     "big endian": (changed(id=np.zeros(2, ">i4")), "leaf 'id' has dtype >i4; expected int32"),
@@ -138,9 +141,17 @@ def test_a_first_push_that_can_not_be_stored_stores_nothing_and_the_store_goes_o
         ({"when_full": "wait"}, SettingError, "when_full='wait': expected 'block' or 'drop'"),
         ({"inbox_units": 1, "schedule": conduit.Schedule(g_ing=2)}, SettingError, "inbox_units=1 is below g_ing=2"),
         ({"schedule": conduit.Schedule(g_ing=0)}, ScheduleError, "g_ing=0"),
-        ({"schedule": conduit.Schedule(g_ing="two")}, ScheduleError, "a granularity of 'two': expected a number"),
+        (
+            {"schedule": conduit.Schedule(g_ing=cast(Any, "two"))},
+            ScheduleError,
+            "a granularity of 'two': expected a number",
+        ),
         ({"schedule": "auto"}, ScheduleError, "schedule='auto': expected a conduit.Schedule"),
-        ({"sampler": "prioritized"}, SettingError, r"sampler='prioritized': expected a sampler such as conduit.Uniform\(\)"),
+        (
+            {"sampler": "prioritized"},
+            SettingError,
+            r"sampler='prioritized': expected a sampler such as conduit.Uniform\(\)",
+        ),
         ({"sampler": conduit.Prioritized}, SettingError, r"sampler=<class .*expected a sampler"),
         ({"seed": -1}, SettingError, "seed=-1: expected a whole number ≥ 0"),
         ({"seed": "one"}, SettingError, "seed='one'"),

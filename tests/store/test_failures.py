@@ -10,7 +10,7 @@ import pytest
 
 import conduit
 from conduit import Schedule
-from conduit.errors import ClosedError, HookError, OperatorError, SchemaError
+from conduit.errors import ClosedError, HookError, OperatorError, SchemaError, SettingError
 from tests.store.rows import each_backend, fill, ids, no_thread_left, played, step, store, together
 
 IN_LINE, BEHIND = Schedule(), Schedule(overlap_ing=True, overlap_del=True)
@@ -69,10 +69,13 @@ def test_an_interrupt_in_line_reaches_who_was_interrupted_and_the_store_stops(st
     hooks = {stage: [hook(stage, raising(error, at=2))]}
     with no_thread_left(), store(rollout_unit=8, batch_size=4, schedule=Schedule(g_ing=0.5), **hooks) as s:
         actor, learner = s.actor(lanes=4), s.learner()
-        with pytest.raises(type(error)):
-            for number in (0, 4):
-                actor.push(step(number, 4))
+
+        def iterate() -> None:
+            fill(actor, 8)
             list(learner)
+
+        with pytest.raises(type(error)):
+            iterate()
         for call in [s.advance, *calls(s, actor, learner)]:
             with pytest.raises(OperatorError) as caught:
                 call()
@@ -94,6 +97,17 @@ def test_a_foreign_exception_that_can_not_be_copied_is_every_later_errors_cause(
             with pytest.raises(OperatorError, match="it stopped since it could") as caught:
                 call()
             assert caught.value.__cause__ is error
+
+
+@pytest.mark.timeout(10)
+@each_schedule
+def test_a_beta_that_is_no_number_is_said_to_every_caller(schedule):
+    sampler = conduit.Prioritized(beta=lambda number: float("nan"))
+    with store(schedule=schedule, sampler=sampler) as s:
+        actor, learner = s.actor(), s.learner()
+        for call in [lambda: (fill(actor, 8), learner.pull()), *calls(s, actor, learner)]:
+            with pytest.raises(SettingError, match=r"Prioritized\(beta=…\) gave nan for batch 0"):
+                call()
 
 
 @pytest.mark.timeout(10)
@@ -232,7 +246,13 @@ def test_a_hook_that_writes_what_is_no_numpy_array_is_told_what_it_wrote(stage, 
         sink.write({"id": array(source.read()["id"])})
 
     register = conduit.register_ingestion if stage == "ingestion" else conduit.register_delivery
+    message = rf"{stage} hook 'wrong' wrote leaves {kind}\[4\]; expected NumPy arrays"
     with store(**{stage: [register()(wrong)]}) as s:
-        with pytest.raises(HookError, match=rf"{stage} hook 'wrong' wrote leaves {kind}\[4\]; expected NumPy arrays"):
-            s.actor(lanes=4).push(step(0, 4))
-            s.learner().pull()
+        actor, learner = s.actor(lanes=4), s.learner()
+
+        def work() -> None:
+            fill(actor, 4)
+            learner.pull()
+
+        with pytest.raises(HookError, match=message):
+            work()

@@ -161,7 +161,7 @@ def test_a_batch_that_can_not_be_handed_over_is_its_learners_trouble_only(overla
         actor, wide, plain = s.actor(lanes=8), s.learner(0, 2, to="jax"), s.learner(1, 2, to="numpy")
         actor.push({"id": np.arange(8)})
         for _ in range(3):
-            with pytest.raises(HandOverError, match="'id' is int64.*narrow"):
+            with pytest.raises(HandOverError, match=r"'id' is int64.*narrow"):
                 wide.pull()
             assert plain.pull().info.number % 2 == 1
             assert len(s.sample(4, to="numpy")) == 4

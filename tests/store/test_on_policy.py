@@ -173,7 +173,8 @@ def test_a_short_unit_is_refused_at_its_end():
             actor.end_unit()
         fill(actor, 10)
         with pytest.raises(
-            UnitError, match=r"is short: 10 of 12 rows \(rollout_unit\) when the last of 1 actors.*make all actors before.*NEXT_STEP"
+            UnitError,
+            match=r"is short: 10 of 12 rows \(rollout_unit\) when the last of 1 actors.*make all actors before.*NEXT_STEP",
         ):
             actor.end_unit()
         fill(actor, 2, 10)
@@ -360,7 +361,7 @@ def test_a_hook_that_may_change_the_number_of_rows_is_refused_by_name():
         ({"inbox_units": 3}, "inbox_units and when_full are off-policy"),
         ({"when_full": "drop"}, "inbox_units and when_full are off-policy"),
         ({"rollout_unit": None}, "needs rollout_unit="),
-        ],
+    ],
 )
 def test_settings_of_the_other_mode_are_refused(settings, message):
     with pytest.raises(SettingError, match=message):

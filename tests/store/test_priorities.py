@@ -175,7 +175,9 @@ def test_keys_and_priorities_that_are_no_arrays_are_named(keys, values, named):
 
 
 @pytest.mark.parametrize(
-    "wrong", [np.array(["a", "b"]), np.array([1 + 1j, 2.0]), np.array([1.0, 2.0], object)], ids=["text", "complex", "objects"]
+    "wrong",
+    [np.array(["a", "b"]), np.array([1 + 1j, 2.0]), np.array([1.0, 2.0], object)],
+    ids=["text", "complex", "objects"],
 )
 def test_priorities_that_are_no_real_numbers_are_refused_and_nothing_changes(wrong):
     with prioritized() as s:

@@ -70,7 +70,9 @@ def test_no_push_and_no_priority_waits_for_a_delivery_hook(overlap, capacity):
 def test_a_push_that_times_out_was_not_taken_and_every_push_is_taken_once(schedule, seed):
     def scene(clock):
         settings = {"inbox_units": 2} if schedule.overlap_ing else {}
-        with store(capacity=64, ingestion=[slow(clock, "ingestion", 0.1)], schedule=schedule, clock=clock, **settings) as s:
+        with store(
+            capacity=64, ingestion=[slow(clock, "ingestion", 0.1)], schedule=schedule, clock=clock, **settings
+        ) as s:
             timeouts = []
 
             def act(first: int) -> None:
@@ -94,7 +96,12 @@ def test_a_push_that_times_out_was_not_taken_and_every_push_is_taken_once(schedu
             if schedule.overlap_ing:
                 fill(s.actor(), 1, first=99)
             s.learner().pull()
-            rows = [int(i) for i in s._buffer.read(np.arange(s._buffer.window.stop), conduit.Endpoint(conduit.Tier.PAGEABLE)).arrays["id"]]
+            rows = [
+                int(i)
+                for i in s._buffer.read(
+                    np.arange(s._buffer.window.stop), conduit.Endpoint(conduit.Tier.PAGEABLE)
+                ).arrays["id"]
+            ]
             return sorted(rows), len(timeouts)
 
     rows, timeouts = played(seed, scene)
@@ -135,7 +142,9 @@ def test_an_iteration_is_advanced_after_a_push_that_timed_out_in_line(seed):
                    schedule=Schedule(g_ing=0.5)) as s:  # fmt: skip
             first, second = s.actor(lanes=2), s.actor(lanes=2)
             results = together(
-                clock, lambda: first.push(step(0, 2)), lambda: patiently(lambda t: second.push(step(2, 2), timeout_s=t), 0.1)
+                clock,
+                lambda: first.push(step(0, 2)),
+                lambda: patiently(lambda t: second.push(step(2, 2), timeout_s=t), 0.1),
             )
             assert [result for result, _ in results] == [2, 2]
             assert s.advance() == 1
