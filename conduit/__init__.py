@@ -6,10 +6,11 @@ from conduit.core.episodes import End, Fragment, Step
 from conduit.core.experience import Field, Schema
 from conduit.core.hook import register_delivery, register_ingestion
 from conduit.core.placement import Placement
+from conduit.core.priorities import PriorityUpdate
 from conduit.core.sampling import Prioritized, Uniform
 from conduit.core.semantics import Schedule
 from conduit.ports import Actor, Learner
-from conduit.store import PriorityUpdate, Store
+from conduit.store import Store
 from conduit.topology.endpoint import Endpoint, Tier
 
 __version__ = "0.1.0"

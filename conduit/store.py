@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from numbers import Integral
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
-
-import numpy as np
+from typing import Any, Literal, Self
 
 from conduit import backends
 from conduit.backends import exchange
@@ -26,16 +24,15 @@ from conduit.core.ingestion import Ingestion, IngestionChain
 from conduit.core.ledger import Ledger
 from conduit.core.order import Order
 from conduit.core.placement import Bytes, Placement, parse_budgets
+from conduit.core.priorities import Priorities, PriorityUpdate
 from conduit.core.rollout import ActorLanes, OffPolicyRollout, OnPolicyRollout, WhenFull
-from conduit.core.sampling import Sampling, Uniform
-from conduit.core.semantics import Numbering, OffPolicy, OnPolicy, Schedule, Semantics, check_whole
-from conduit.core.signature import Signature, check_priorities
+from conduit.core.sampling import Sampling
+from conduit.core.semantics import Numbering, OffPolicy, OnPolicy, Schedule, Semantics, check_whole, semantics_of
+from conduit.core.signature import Signature
 from conduit.core.staging import Inbox, Outbox
-from conduit.errors import CapacityError, ClosedError, PriorityError, SchemaError, SettingError, UnknownKeyError
+from conduit.errors import CapacityError, ClosedError, PriorityError, SettingError
 from conduit.ports import Actor, Learner, PathIn, PathOut
 from conduit.topology.endpoint import Endpoint
-
-T = TypeVar("T")
 
 CLOSING_S = 1.0
 """How long `close()` waits for the operators' threads."""
@@ -44,26 +41,26 @@ _ON_DEMAND = 1
 """The stream of draws that `sample` uses, apart from the learners' batches."""
 
 
-@dataclass(frozen=True, slots=True)
-class PriorityUpdate:
-    """What became of an `update_priorities`: how many keys were live when it was called, and how many had been evicted."""
-
-    applied: int
-    stale: int
-
-
 class Store:
     """Holds experience between actors and learners.
 
-    `backend`: "torch", "jax", "reference", or a Backend. `mode`: "off_policy" needs `capacity` and takes a `sampler`;
-    "on_policy" needs `rollout_unit` (rows an iteration: steps × lanes, all actors) and takes `epochs`. `batch_size`: rows a
-    batch, for each learner. `ingestion`, `delivery`: hooks, in order. `placement`: "auto", an endpoint or several, by name
-    ("pageable", "device:3"), or a Placement with shares. `budgets`: bytes by tier, {"pageable": "24GiB"}. `schedule`: None
-    runs everything in line. `exact`: every batch is drawn at its pull. `inbox_units`, `when_full`: how many pushes may wait
-    for an overlapped ingestion, and whether one more blocks or is dropped. `timeout_s`: of every wait that isn't given its
-    own. `clock`: real by default.
+    - `backend`: "torch", "jax", "reference", or a Backend of your own.
+    - `mode`: "off_policy" needs `capacity`, in rows, and takes a `sampler` (`Uniform()` by default); "on_policy" needs
+      `rollout_unit`, the rows of an iteration (steps × lanes, over all actors), and takes `epochs` (1). `batch_size`: rows of a
+      batch, for each learner. `seed`: of all draws.
+    - `ingestion`, `delivery`: hooks, in the order in which they run (paper Fig. 8).
+    - `placement`: "auto" (pageable host), an endpoint or several with equal shares, by name ("pageable", "device:3"), or a
+      `Placement` with shares. `budgets`: bytes by tier, {"pageable": "24GiB"}, a device's for each device.
+    - `schedule`: None runs everything in line. `exact`: every batch is drawn at its pull, after the latest priorities.
+    - `inbox_units`: how many pushes may wait for an overlapped ingestion (64, or 4 · g_ing if that is more); `when_full`:
+      whether one more blocks or is dropped and counted.
+    - `timeout_s`: of every wait that isn't given its own; `math.inf` waits for ever. `clock`: the real one by default.
 
-    All methods may be called from several threads. Use it as a context manager, or close it."""
+    SettingError, ScheduleError, UnitError or CapacityError name a setting that can't be, UnknownBackendError or
+    MissingExtraError a backend that isn't there. Memory is taken with the first rows that are stored: CapacityError then.
+
+    All methods may be called from several threads. What a hook or an operator fails with stops the store for good: it is
+    raised by the next call of each port. Use the store as a context manager, or close it."""
 
     def __init__(
         self,
@@ -89,7 +86,7 @@ class Store:
     ) -> None:
         _check_settings(sampler, seed, timeout_s)
         self._backend = backends.load(backend)
-        self._semantics = _semantics(mode, capacity, batch_size, rollout_unit, epochs, sampler, exact)
+        self._semantics = semantics_of(mode, capacity, batch_size, rollout_unit, epochs, sampler, exact)
         self._schedule = self._semantics.resolve(schedule)
         self._delivery_hooks = check_chain(delivery, "delivery")
         self._timeout_s = timeout_s
@@ -134,7 +131,7 @@ class Store:
         self._actor_count = self._lane_count = self._on_demand = 0
         self._learners: dict[int, Learner] = {}
         self._on_demand_paths: dict[Target, PathOut] = {}
-        self._priorities = {"applied": 0, "stale": 0}
+        self._priorities = Priorities(exchange, self._order, self._buffer, self._sampler)
         self._tasks: list[Task] = []
         # Operators' threads hold the parts, not the store: a store that nobody refers to any more is closed.
         self._finalizer = weakref.finalize(self, _halt_quietly, self._halt)
@@ -218,13 +215,7 @@ class Store:
                 raise PriorityError(
                     "update_priorities: the store's sampler has no priorities; use sampler=conduit.Prioritized()"
                 )
-            numbers = self._issued_keys(keys)
-            fetch = _named("priorities", exchange.fetch, priorities)
-            if exchange.on_host(priorities):
-                self._priorities_of(fetch(), numbers)
-            live = numbers >= self._buffer.window.first
-            self._order.act(lambda: self._apply(numbers, fetch))
-            return PriorityUpdate(int(live.sum()), int(len(numbers) - live.sum()))
+            return self._priorities.update(keys, priorities)
 
     def advance(self) -> int:
         """On-policy: ends the iteration, drops its rows and what is staged of it, and returns the new version. UnitError
@@ -289,7 +280,7 @@ class Store:
             "row_bytes": schema.row_bytes if schema else None,
             "schema": str(schema) if schema else None,
             "bytes_by_endpoint": self._buffer.bytes_by_endpoint(),
-            "priorities": dict(self._priorities),
+            "priorities": {"applied": self._priorities.applied, "stale": self._priorities.stale},
             "staged_batches": {rank: learner.staged for rank, learner in self._learners.items()},
             "schedule": asdict(self._schedule),
         }
@@ -374,72 +365,8 @@ class Store:
                     f"learner(world={world}): rank {other.rank} was made with world={other.world}; expected the same"
                 )
 
-    def _issued_keys(self, keys: Any) -> np.ndarray:
-        numbers = _named("keys", exchange.to_numpy, keys)
-        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
-            raise UnknownKeyError(
-                f"update_priorities: keys are {numbers.dtype}{list(numbers.shape)}; expected whole numbers of shape (n,)"
-            )
-        stop = self._buffer.window.stop
-        unknown = numbers[(numbers < 0) | (numbers >= stop)]
-        if len(unknown):
-            raise UnknownKeyError(
-                f"update_priorities: key {unknown[0]} was never issued; "
-                + (f"keys go from 0 to {stop - 1} so far" if stop else "no row has been inserted yet")
-            )
-        return numbers.astype(np.int64)
-
-    def _apply(self, keys: np.ndarray, fetch: Callable[[], np.ndarray]) -> None:
-        """In its turn: sets the priorities of the keys that are still live."""
-        priorities = self._priorities_of(fetch(), keys)
-        live = keys >= self._buffer.window.first
-        self._sampler.update(keys[live], priorities[live])
-        self._priorities["applied"] += int(live.sum())
-        self._priorities["stale"] += int((~live).sum())
-
-    def _priorities_of(self, values: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        if values.dtype.kind in "cOSUMm":
-            raise PriorityError(f"update_priorities: priorities are {values.dtype}; expected real numbers")
-        priorities = values.astype(np.float64)
-        if priorities.shape != keys.shape:
-            raise PriorityError(
-                f"update_priorities: {list(priorities.shape)} priorities for {list(keys.shape)} keys; expected one a key"
-            )
-        check_priorities(priorities, self._sampler.highest_priority, lambda i: f"update_priorities: key {keys[i]}")
-        return priorities
-
     def _deadline(self, timeout_s: float | None) -> float:
         return self._halt.deadline_s(self._timeout_s if timeout_s is None else timeout_s)
-
-
-def _semantics(
-    mode: str,
-    capacity: int | None,
-    batch_size: int,
-    rollout_unit: int | None,
-    epochs: int | None,
-    sampler: Sampling | None,
-    exact: bool,
-) -> Semantics:
-    if mode == "off_policy":
-        if rollout_unit is not None or epochs is not None:
-            raise SettingError(
-                "rollout_unit and epochs are on-policy settings; off-policy takes capacity, batch_size and a sampler"
-            )
-        if capacity is None:
-            raise SettingError("mode='off_policy' needs capacity=, in rows")
-        return OffPolicy(capacity, batch_size, sampler or Uniform(), exact)
-    if mode == "on_policy":
-        if capacity is not None or sampler is not None or exact:
-            raise SettingError(
-                "capacity, sampler and exact are off-policy settings; on-policy takes rollout_unit, batch_size and epochs"
-            )
-        if rollout_unit is None:
-            raise SettingError(
-                "mode='on_policy' needs rollout_unit=: the rows of one iteration, steps × lanes over all actors"
-            )
-        return OnPolicy(rollout_unit, batch_size, 1 if epochs is None else epochs)
-    raise SettingError(f"mode={mode!r}: expected 'off_policy' or 'on_policy'")
 
 
 def _check_settings(sampler: object, seed: object, timeout_s: object) -> None:
@@ -457,14 +384,6 @@ def _explain(rollout: OffPolicyRollout | OnPolicyRollout, semantics: Semantics, 
     if not isinstance(rollout, OnPolicyRollout) or not isinstance(semantics, OnPolicy):
         return ""
     return rollout.why_open() if number // semantics.batches == rollout.version else ""
-
-
-def _named(name: str, convert: Callable[[Any], T], array: Any) -> T:
-    """`convert(array)`; SchemaError names the argument."""
-    try:
-        return convert(array)
-    except SchemaError as error:
-        raise SchemaError(f"update_priorities: {name}: {error}") from None
 
 
 def _halt_quietly(halt: Halt) -> None:

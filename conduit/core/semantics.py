@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 
-from conduit.core.sampling import Sampling, Shuffled
+from conduit.core.sampling import Sampling, Shuffled, Uniform
 from conduit.errors import CapacityError, ScheduleError, SettingError, UnitError
 
 
@@ -159,6 +159,37 @@ class OnPolicy:
 
 
 Semantics = OffPolicy | OnPolicy
+
+
+def semantics_of(
+    mode: str,
+    capacity: int | None,
+    batch_size: int,
+    rollout_unit: int | None,
+    epochs: int | None,
+    sampler: Sampling | None,
+    exact: bool,
+) -> Semantics:
+    """What `Store`'s settings mean. SettingError names one that is missing, or not of the mode."""
+    if mode == "off_policy":
+        if rollout_unit is not None or epochs is not None:
+            raise SettingError(
+                "rollout_unit and epochs are on-policy settings; off-policy takes capacity, batch_size and a sampler"
+            )
+        if capacity is None:
+            raise SettingError("mode='off_policy' needs capacity=, in rows")
+        return OffPolicy(capacity, batch_size, sampler or Uniform(), exact)
+    if mode == "on_policy":
+        if capacity is not None or sampler is not None or exact:
+            raise SettingError(
+                "capacity, sampler and exact are off-policy settings; on-policy takes rollout_unit, batch_size and epochs"
+            )
+        if rollout_unit is None:
+            raise SettingError(
+                "mode='on_policy' needs rollout_unit=: the rows of one iteration, steps × lanes over all actors"
+            )
+        return OnPolicy(rollout_unit, batch_size, 1 if epochs is None else epochs)
+    raise SettingError(f"mode={mode!r}: expected 'off_policy' or 'on_policy'")
 
 
 def _as_schedule(schedule: object) -> Schedule:

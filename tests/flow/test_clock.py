@@ -597,6 +597,7 @@ def test_an_interrupt_of_the_calling_thread_ends_the_run():
         raise KeyboardInterrupt
 
     def busy() -> None:
+        time.sleep(0.05)  # of real time, in which the caller gets to its wait
         signal.pthread_kill(caller, signal.SIGUSR1)
         while True:
             clock.sleep(1.0)

@@ -1,0 +1,102 @@
+"""Priorities on their way from learners to the sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conduit.core.buffer import ExperienceBuffer
+from conduit.core.order import Order
+from conduit.core.sampling import Sampler
+from conduit.core.signature import check_priorities
+from conduit.errors import PriorityError, SchemaError, UnknownKeyError
+
+T = TypeVar("T")
+Array = NDArray[Any]
+_WHERE = "update_priorities"
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityUpdate:
+    """What became of an `update_priorities`: how many keys were live when it was called, and how many had been evicted."""
+
+    applied: int
+    stale: int
+
+
+class Arrays(Protocol):
+    """How arrays of any framework become NumPy's."""
+
+    def to_numpy(self, leaf: Any, /) -> Array: ...
+
+    def fetch(self, leaf: Any, /) -> Callable[[], Array]:
+        """Starts a copy to the host; the function returned waits for it."""
+        ...
+
+    def on_host(self, leaf: Any, /) -> bool: ...
+
+
+class Priorities:
+    """Checks updates when they are asked for, and applies them in their turn: to the keys that are still live then."""
+
+    def __init__(self, arrays: Arrays, order: Order, buffer: ExperienceBuffer, sampler: Sampler) -> None:
+        self._arrays = arrays
+        self._order = order
+        self._buffer = buffer
+        self._sampler = sampler
+        self.applied = 0
+        self.stale = 0
+
+    def update(self, keys: Any, priorities: Any) -> PriorityUpdate:
+        """See `Store.update_priorities`."""
+        numbers = self._issued(keys)
+        fetch = _named("priorities", self._arrays.fetch, priorities)
+        if self._arrays.on_host(priorities):
+            self._checked(fetch(), numbers)
+        live = int(np.count_nonzero(numbers >= self._buffer.window.first))
+        self._order.act(lambda: self._apply(numbers, fetch))
+        return PriorityUpdate(live, len(numbers) - live)
+
+    def _issued(self, keys: Any) -> NDArray[np.int64]:
+        numbers = _named("keys", self._arrays.to_numpy, keys)
+        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+            raise UnknownKeyError(
+                f"{_WHERE}: keys are {numbers.dtype}{list(numbers.shape)}; expected whole numbers of shape (n,)"
+            )
+        stop = self._buffer.window.stop
+        unknown = numbers[(numbers < 0) | (numbers >= stop)]
+        if len(unknown):
+            so_far = f"keys go from 0 to {stop - 1} so far" if stop else "no row has been inserted yet"
+            raise UnknownKeyError(f"{_WHERE}: key {unknown[0]} was never issued; {so_far}")
+        return numbers.astype(np.int64)
+
+    def _apply(self, keys: NDArray[np.int64], fetch: Callable[[], Array]) -> None:
+        priorities = self._checked(fetch(), keys)
+        live = keys >= self._buffer.window.first
+        self._sampler.update(keys[live], priorities[live])
+        applied = int(np.count_nonzero(live))
+        self.applied += applied
+        self.stale += len(keys) - applied
+
+    def _checked(self, values: Array, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+        if values.dtype.kind in "cOSUMm":
+            raise PriorityError(f"{_WHERE}: priorities are {values.dtype}; expected real numbers")
+        priorities = values.astype(np.float64)
+        if priorities.shape != keys.shape:
+            raise PriorityError(
+                f"{_WHERE}: {list(priorities.shape)} priorities for {list(keys.shape)} keys; expected one a key"
+            )
+        check_priorities(priorities, self._sampler.highest_priority, lambda i: f"{_WHERE}: key {keys[i]}")
+        return priorities
+
+
+def _named(name: str, convert: Callable[[Any], T], array: Any) -> T:
+    """`convert(array)`; SchemaError names the argument."""
+    try:
+        return convert(array)
+    except SchemaError as error:
+        raise SchemaError(f"{_WHERE}: {name}: {error}") from None
