@@ -482,7 +482,7 @@ class BackendContract:
                 backend.adopt({"reward": np.array(1.0, np.float32)}, at)
             with pytest.raises(SchemaError, match="different numbers of rows"):
                 backend.adopt({"a": np.zeros(3, np.float32), "b": np.zeros(4, np.float32)}, at)
-            with pytest.raises(SchemaError, match="a list is no array"):
+            with pytest.raises(SchemaError, match="got list, which is no array"):
                 backend.adopt({"reward": [1.0, 2.0]}, at)
 
     @pytest.mark.parametrize("framework", FRAMEWORKS)
