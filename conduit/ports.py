@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -133,8 +134,12 @@ class Actor:
             return self._take(rows, version, deadline_s, wait)
 
     def _take(self, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> int:
-        taken = self._path.rollout.put(self._lanes, rows, version, deadline_s, wait)
-        self._path.ingestion.catch_up()
+        try:
+            taken = self._path.rollout.put(self._lanes, rows, version, deadline_s, wait)
+            self._path.ingestion.catch_up()
+        except BaseException as error:
+            self._path.ingestion.interrupted(error)
+            raise
         return len(rows) if taken else 0
 
     def _check_open(self) -> None:
@@ -180,7 +185,7 @@ class Learner:
         self._index = index
         self._requests: dict[int, Request] = {}
         self._asked: Request | None = None
-        self._pulling = False
+        self._puller: int | None = None
 
     def pull(self, *, timeout_s: float | None = None) -> Batch:
         """The learner's next batch, in memory that belongs to the caller.
@@ -192,8 +197,8 @@ class Learner:
             path.halt.check()
             began_s = path.halt.clock.now()
             deadline_s = path.halt.deadline_s(path.timeout_s if timeout_s is None else timeout_s)
-            self._begin_pull(deadline_s)
             try:
+                self._begin_pull(deadline_s)
                 staged = self._next(deadline_s)
             finally:
                 _attribute(call, self._asked, path.ingestion.rows_came_s(), began_s, path.halt.clock.now())
@@ -234,14 +239,18 @@ class Learner:
         turnstile, halt = self._path.turnstile, self._path.halt
         with turnstile:
             halt.wait(
-                turnstile, lambda: not self._pulling, deadline_s, lambda: "another thread is pulling from this learner"
+                turnstile,
+                lambda: self._puller is None,
+                deadline_s,
+                lambda: "another thread is pulling from this learner",
             )
-            self._pulling = True
+            self._puller = threading.get_ident()
 
     def _end_pull(self) -> None:
         with self._path.turnstile:
-            self._pulling = False
-            self._path.turnstile.notify_all()
+            if self._puller == threading.get_ident():
+                self._puller = None
+                self._path.turnstile.notify_all()
 
     def _next(self, deadline_s: float) -> Staged:
         while True:

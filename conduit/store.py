@@ -30,7 +30,7 @@ from conduit.core.sampling import Sampling
 from conduit.core.semantics import Numbering, OffPolicy, OnPolicy, Schedule, Semantics, check_whole, semantics_of
 from conduit.core.signature import Signature
 from conduit.core.staging import Inbox, Outbox
-from conduit.errors import CapacityError, ClosedError, PriorityError, SettingError
+from conduit.errors import CapacityError, ClosedError, PriorityError, SettingError, WaitTimeout
 from conduit.ports import Actor, Learner, PathIn, PathOut
 from conduit.topology.endpoint import Endpoint
 
@@ -198,7 +198,14 @@ class Store:
                 path = self._path_out(target, Numbering(0, 1, 1, None), "outbox on demand")
                 self._on_demand_paths[target] = path
         asker = Learner(replace(path, batch_size=rows, overlap=False, stream=_ON_DEMAND), 0, 1, target, number)
-        return asker.pull(timeout_s=timeout_s)
+        try:
+            return asker.pull(timeout_s=timeout_s)
+        except WaitTimeout:
+            # Asked again, the same batch: unless somebody has asked for the next meanwhile.
+            with self._ports:
+                if self._on_demand == number + 1:
+                    self._on_demand = number
+            raise
 
     # What the trainer tells the store
 

@@ -33,14 +33,21 @@ class RealClock:
 
 class _RealCondition:
     def __init__(self) -> None:
-        self._condition = threading.Condition(threading.Lock())
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
 
     def __enter__(self) -> Self:
-        self._condition.acquire()
+        try:
+            self._lock.acquire()
+        # Ctrl-C may come when the lock is held already and the block isn't entered yet: nobody would release it.
+        except BaseException:
+            if self._lock._is_owned():  # pyright: ignore[reportAttributeAccessIssue]
+                self._lock.release()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._condition.release()
+        self._lock.release()
 
     def wait_for(self, predicate: Callable[[], bool], deadline_s: float | None = None) -> bool:
         return bool(self._condition.wait_for(predicate, _timeout(deadline_s)))

@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable
 from numbers import Real
+from typing import TypeGuard
 
 from conduit.clock import Clock, Condition
 from conduit.errors import ConduitError, OperatorError, SettingError, WaitTimeout
@@ -53,7 +54,7 @@ class Halt:
 
     def _set(self, reason: BaseException) -> None:
         if self._reason is None:
-            self._reason = reason if isinstance(reason, ConduitError) else _operator_error(reason)
+            self._reason = reason if _is_ours(reason) else _operator_error(reason)
 
     def _wake(self) -> None:
         for condition in list(self._conditions):
@@ -88,6 +89,11 @@ class Halt:
 def check_timeout(timeout_s: object) -> None:
     if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or not float(timeout_s) >= 0:
         raise SettingError(f"timeout_s={timeout_s!r}: expected seconds ≥ 0; math.inf waits for ever")
+
+
+def _is_ours(reason: BaseException) -> TypeGuard[ConduitError]:
+    """Whether it is one of Conduit's own classes, which can be copied; a user's subclass may be made otherwise."""
+    return isinstance(reason, ConduitError) and type(reason).__module__ == ConduitError.__module__
 
 
 def _operator_error(reason: BaseException) -> OperatorError:

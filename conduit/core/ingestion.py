@@ -159,6 +159,11 @@ class Ingestion:
                 self._inbox.take_or_end_claim()
                 raise
 
+    def interrupted(self, error: BaseException) -> None:
+        """Ctrl-C may come between the sealing of a group and its ingestion: then the rows are lost, and others would wait."""
+        if not self.overlap and self._inbox.is_mine():
+            self._halt.now_because(error)
+
     def _is_first_push(self, group: Group, error: BaseException) -> bool:
         """Whether all that is lost is a first push whose rows can't be stored at all, of which its caller hears."""
         unsuited = isinstance(error, SchemaError | CapacityError) and self._buffer.schema is None

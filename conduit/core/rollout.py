@@ -151,6 +151,8 @@ class OnPolicyRollout:
         self.version = 0
         self.dropped_rows = 0
         self._actors: set[int] = set()
+        self._pushed: dict[int, int] = {}
+        """The iteration of each actor's last rows."""
         self._begin()
 
     def join(self, actor: ActorLanes) -> None:
@@ -162,6 +164,7 @@ class OnPolicyRollout:
         with self._inbox.changed:
             self._admit(actor, len(rows), version, deadline_s, wait)
             rows = _stamp(rows, self.version)
+            self._pushed[actor.actor] = self.version
             self._taken += len(rows)
             last_of_lane = dict(zip(rows.lane.tolist(), rows.end.tolist(), strict=True))
             self._open -= last_of_lane.keys()
@@ -175,6 +178,9 @@ class OnPolicyRollout:
     def end_unit(self, actor: ActorLanes, bootstrap: Mapping[str, Tree] | None, deadline_s: float) -> None:
         with self._inbox.changed:
             self._inbox.wait_unclaimed(deadline_s)
+            if self._pushed.get(actor.actor, self.version) < self.version:
+                # Its iteration, whole without this, has ended already.
+                return
             if actor.actor in self._ended:
                 raise UnitError(f"actor {actor.actor} has ended its unit for iteration {self.version} already")
             if self._taken < self._unit and self._actors <= self._ended | {actor.actor}:

@@ -54,6 +54,7 @@ class Inbox:
         self.sealed_at_s = -math.inf
         """When rows came last."""
         self._claimant: int | None = None
+        self._queue: deque[object] = deque()
         self.starving = 0
         """How many learners wait for rows that are not there: while any does, nothing is held back or gathered into groups."""
 
@@ -72,12 +73,21 @@ class Inbox:
     def wait_unclaimed(self, deadline_s: float) -> None:
         """In line, whoever seals a group ingests it, and the others wait before they put anything in: so nothing that was
         taken is ever left behind by somebody's deadline. The caller holds `changed`."""
-        self._halt.wait(
-            self.changed,
-            lambda: self._claimant is None,
-            deadline_s,
-            lambda: "what was pushed before is still being ingested, in line; this was not taken",
-        )
+        if not self._in_line or (self._claimant is None and not self._queue):
+            return
+        # First come, first served: or who pushes without a pause would shut the others out.
+        ticket = object()
+        self._queue.append(ticket)
+        try:
+            self._halt.wait(
+                self.changed,
+                lambda: self._claimant is None and self._queue[0] is ticket,
+                deadline_s,
+                lambda: "what was pushed before is still being ingested, in line; this was not taken",
+            )
+        finally:
+            self._queue.remove(ticket)
+            self.changed.notify_all()
 
     def claim(self) -> None:
         """The calling thread ingests what it seals. The caller holds `changed`."""

@@ -366,3 +366,54 @@ def test_the_ledgers_wall_time_ends_with_the_store():
         return s.ledger.total.wall_s
 
     assert played(0, scene) == pytest.approx(1.0)
+
+
+# First come, first served
+
+
+@each_seed
+def test_an_actor_that_pushes_without_a_pause_does_not_shut_the_others_out(seed):
+    def scene(clock):
+        with store(capacity=64, ingestion=[slow(clock, "ingestion", 1.0)], clock=clock, timeout_s=60.0) as s:
+            busy, other = s.actor(), s.actor()
+
+            def push_on() -> None:
+                for number in range(20):
+                    busy.push(step(number))
+
+            def push_once() -> int:
+                clock.sleep(0.5)
+                return other.push(step(100))
+
+            _, (taken, done_s) = together(clock, push_on, push_once)
+        assert taken == 1
+        assert done_s <= 2.0, "after the push under way, and its own"
+
+    played(seed, scene)
+
+
+def test_a_sample_that_timed_out_and_is_asked_again_is_the_sample_it_would_have_been():
+    def sampled(timeouts: int) -> list[int]:
+        with store(capacity=64, seed=3) as s:
+            actor = s.actor()
+            fill(actor, 2)
+            for _ in range(timeouts):
+                with pytest.raises(WaitTimeout):
+                    s.sample(4, timeout_s=0.0)
+            fill(actor, 8, first=2)
+            return ids(s.sample(4))
+
+    assert sampled(0) == sampled(3)
+
+
+def test_an_actor_that_ends_its_unit_after_the_iteration_was_ended_does_not_end_the_next():
+    with store(rollout_unit=4, batch_size=2) as s:
+        first, second = s.actor(lanes=2), s.actor(lanes=2)
+        for actor in (first, second):
+            actor.push(step(0, 2))
+        s.advance()
+        first.end_unit()  # late: its thread was overtaken by the trainer's
+        for actor in (first, second):
+            actor.push(step(4, 2))
+            actor.end_unit()
+        assert s.advance() == 2
