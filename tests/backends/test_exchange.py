@@ -74,7 +74,7 @@ def test_foreign_arrays_come_by_dlpack():
 @pytest.mark.parametrize("convert", [exchange.to_numpy, exchange.fetch])
 def test_what_is_no_array_is_refused_by_its_type(convert):
     for leaf, name in (([1.0], "list"), (1.0, "float"), ("reward", "str"), (None, "NoneType"), (object(), "object")):
-        with pytest.raises(SchemaError, match=f"a {name} is no array"):
+        with pytest.raises(SchemaError, match=f"got {name}, which is no array"):
             convert(leaf)
     with pytest.raises(SchemaError, match="copy it to the host first"):
         convert(Foreign(np.zeros(3), device=(2, 0)))
