@@ -59,21 +59,34 @@ class Signature:
         ends = _ends(leaves, count)
         if valid is None and ends is None and final is None:
             return self._open_step(schema, leaves, priority, lanes)
-        kept = _kept_lanes(valid, count)
-        ends = np.zeros(count, np.uint8) if ends is None else np.where(kept, ends, End.OPEN).astype(np.uint8)
+        ends = np.zeros(count, np.uint8) if ends is None else ends
+        kept = None if valid is None else _kept_lanes(valid, count)
+        if kept is not None:
+            ends[~kept] = End.OPEN
         ended = np.flatnonzero(ends)
         finals = self._match(schema, final, ended, "push")
         ends[[lane for lane in ended if ends[lane] == End.TRUNCATED and lane not in finals]] = End.CUT
-        rows = np.flatnonzero(kept)
+        if kept is None:
+            rows = np.arange(count)
+            data = self._kept(leaves)
+        else:
+            rows = np.flatnonzero(kept)
+            data = {path: leaf[rows] for path, leaf in leaves.items()}
+            ends = ends[rows]
+            finals = {int(np.searchsorted(rows, lane)): final for lane, final in finals.items()}
         return Rows(
-            data=schema.unflatten({path: leaf[rows] for path, leaf in leaves.items()}),
+            data=schema.unflatten(data),
             lane=lanes.start + rows,
-            end=ends[rows],
+            end=ends,
             version=_NO_VERSION,
             priority=self._priorities(priority, count, rows, "push"),
-            finals={int(np.searchsorted(rows, lane)): final for lane, final in finals.items()} or None,
+            finals=finals or None,
             schema=schema,
         )
+
+    def _kept(self, leaves: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The leaves as they may be kept: copies, where rows outlive the push."""
+        return {path: leaf.copy() for path, leaf in leaves.items()} if self._copies else leaves
 
     def _open_step(self, schema: Schema, leaves: Mapping[str, Array], priority: Any, lanes: range) -> Rows:
         """All lanes go on: the case to be quick in."""
@@ -81,7 +94,7 @@ class Signature:
         if known is None:
             known = self._open[lanes] = (np.arange(lanes.start, lanes.stop), np.zeros(len(lanes), np.uint8))
         return Rows(
-            data=schema.unflatten({path: leaf.copy() for path, leaf in leaves.items()} if self._copies else leaves),
+            data=schema.unflatten(self._kept(leaves)),
             lane=known[0],
             end=known[1],
             version=_NO_VERSION,
