@@ -102,8 +102,12 @@ class Order:
             self._halt.check()
             return True
         with self._changed:
-            until = lambda: turn.begun or turn.withdrawn  # noqa: E731
-            self._halt.wait(self._changed, until, deadline_s, lambda: "its turn has not come")
+            self._halt.wait(
+                self._changed,
+                lambda: turn.begun or turn.withdrawn,
+                deadline_s,
+                lambda: "its turn has not come",
+            )
             return turn.begun
 
     def withdraw(self, turn: Turn) -> bool:

@@ -29,9 +29,11 @@ _NO_VERSION = np.zeros(0, np.int64)
 
 
 class Signature:
-    """The push schema, which the first push fixes for all actors. Every method copies what it keeps.
+    """The push schema, which the first push fixes for all actors.
 
-    `to_numpy`: makes a host array of a leaf that isn't NumPy's. `highest_priority`: the highest that a row may have."""
+    `to_numpy`: makes a host array of a leaf that isn't NumPy's. `prioritized`: whether rows may have priorities, and
+    `highest_priority`: the highest. `copies`: whether a step's rows outlive the push; without, the caller's arrays are passed
+    on as they are. Finals, bootstraps, priorities and trajectories are always copied."""
 
     def __init__(
         self,
@@ -40,7 +42,6 @@ class Signature:
         highest_priority: float = math.inf,
         copies: bool = True,
     ) -> None:
-        """`copies`: whether rows outlive the push; without, the caller's arrays are passed on as they are."""
         self._copies = copies
         self._to_numpy = to_numpy
         self._prioritized = prioritized
@@ -59,7 +60,8 @@ class Signature:
         ends = _ends(leaves, count)
         if valid is None and ends is None and final is None:
             return self._open_step(schema, leaves, priority, lanes)
-        ends = np.zeros(count, np.uint8) if ends is None else ends
+        if ends is None:
+            ends = np.zeros(count, np.uint8)
         kept = None if valid is None else _kept_lanes(valid, count)
         if kept is not None:
             ends[~kept] = End.OPEN
@@ -277,8 +279,6 @@ def _ends(leaves: Mapping[str, Array], rows: int) -> NDArray[np.uint8] | None:
 
 
 def _kept_lanes(valid: Any, lanes: int) -> Mask:
-    if valid is None:
-        return np.ones(lanes, np.bool_)
     mask = np.asarray(valid)
     if mask.dtype != np.bool_ or mask.shape != (lanes,):
         raise SchemaError(f"push: valid is {mask.dtype}{list(mask.shape)}; expected bool[{lanes}], one a lane")
