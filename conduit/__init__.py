@@ -7,7 +7,8 @@ from conduit.core.experience import Field, Schema
 from conduit.core.hook import register_delivery, register_ingestion
 from conduit.core.placement import Placement
 from conduit.core.priorities import PriorityUpdate
-from conduit.core.sampling import Prioritized, Uniform
+from conduit.core.prioritized import Prioritized
+from conduit.core.sampling import Uniform
 from conduit.core.semantics import Schedule
 from conduit.ports import Actor, Learner
 from conduit.store import Store

@@ -3,18 +3,15 @@ known: nothing here looks at a clock, a thread or a device."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conduit.core.priority_tree import PriorityTree
 from conduit.core.ring import Window
-from conduit.errors import PriorityError, SettingError
+from conduit.core.starts import Starts
+from conduit.errors import PriorityError
 
 Keys = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -40,7 +37,16 @@ class Sampler(Protocol):
 
     def insert(self, first_key: int, rows: int, priority: Floats | None) -> None:
         """Rows [first_key, first_key + rows) became live, in the places of as many oldest ones where the ring is full.
-        NaN or None: the sampler chooses the priority. At most as many rows as the capacity."""
+        NaN or None: the sampler chooses the priority. At most as many rows as the capacity. Where there are `Starts`, none of
+        them is drawable yet."""
+        ...
+
+    def admit(self, keys: Keys) -> None:
+        """These live rows are drawable from now on."""
+        ...
+
+    def exclude(self, keys: Keys) -> None:
+        """These live rows are drawable no more."""
         ...
 
     def missing(self, window: Window, rows: int, number: int) -> str | None:
@@ -65,7 +71,9 @@ class Sampling(Protocol):
         """Whether rows have priorities that `update_priorities` and `push(priority=)` may set."""
         ...
 
-    def start(self, capacity: int, seed: int) -> Sampler: ...
+    def start(self, capacity: int, seed: int, starts: Starts | None = None) -> Sampler:
+        """`starts`: which live rows may be drawn; None for all of them."""
+        ...
 
 
 class DrawStream:
@@ -96,48 +104,8 @@ class Uniform:
     def prioritized(self) -> bool:
         return False
 
-    def start(self, capacity: int, seed: int) -> Sampler:
-        return _UniformSampler(seed)
-
-
-@dataclass(frozen=True, slots=True)
-class Prioritized:
-    """Rows in proportion to priority**alpha (Schaul et al. 2016, proportional variant), drawn by strata, in random order.
-
-    `alpha` (the field's `priority_exponent`), `beta` (`importance_sampling_exponent`; a constant in [0, 1], or a function of
-    the batch number, clamped to [0, 1]), `eps`: added to every updated priority, `new`: priority of rows pushed without
-    one, "max" for the highest that any row has had so far (1.0 at first).
-    Weights are (N·P)^-beta over their maximum in the batch. Only `push(priority=0)`, or an update with 0 while eps is 0,
-    disables a row."""
-
-    alpha: float = 0.6
-    beta: float | Callable[[int], float] = 0.4
-    eps: float = 1e-6
-    new: str | float = "max"
-
-    def __post_init__(self) -> None:
-        _require("alpha", self.alpha, lambda x: x >= 0, "a finite number ≥ 0")
-        _require("eps", self.eps, lambda x: x >= 0, "a finite number ≥ 0")
-        if not callable(self.beta):
-            _require("beta", self.beta, lambda x: 0 <= x <= 1, "a number in [0, 1], or a function of the batch number")
-        if isinstance(self.new, str):
-            if self.new != "max":
-                raise SettingError(f"Prioritized(new={self.new!r}): expected 'max' or a finite number > 0")
-        else:
-            _require("new", self.new, lambda x: x > 0, "'max' or a finite number > 0")
-
-    @property
-    def prioritized(self) -> bool:
-        return True
-
-    def start(self, capacity: int, seed: int) -> Sampler:
-        return _PrioritySampler(self, capacity, seed)
-
-    def beta_at(self, number: int) -> float:
-        beta = self.beta(number) if callable(self.beta) else self.beta
-        if not isinstance(beta, Real) or not math.isfinite(beta):
-            raise SettingError(f"Prioritized(beta=…) gave {beta!r} for batch {number}; expected a finite number")
-        return min(max(float(beta), 0.0), 1.0)
+    def start(self, capacity: int, seed: int, starts: Starts | None = None) -> Sampler:
+        return _UniformSampler(seed, starts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,87 +122,37 @@ class Shuffled:
     def prioritized(self) -> bool:
         return False
 
-    def start(self, capacity: int, seed: int) -> Sampler:
+    def start(self, capacity: int, seed: int, starts: Starts | None = None) -> Sampler:
         return _ShuffledSampler(self, seed)
 
 
 class _UniformSampler:
     highest_priority = 0.0
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, starts: Starts | None) -> None:
         self._stream = DrawStream(seed)
+        self._starts = starts
 
     def insert(self, first_key: int, rows: int, priority: Floats | None) -> None:
         pass
 
+    def admit(self, keys: Keys) -> None:
+        pass
+
+    def exclude(self, keys: Keys) -> None:
+        pass
+
     def missing(self, window: Window, rows: int, number: int) -> str | None:
-        return _too_few(window, rows)
+        return too_few(window, self._starts, rows)
 
     def draw(self, number: int, rows: int, window: Window, stream: int = 0) -> Draw:
-        keys = self._stream.at(number, stream).integers(window.first, window.stop, rows)
-        return _evenly(keys, len(window))
+        random, starts = self._stream.at(number, stream), self._starts
+        if starts is not None:
+            return _evenly(starts.choose(random, rows, window), starts.count)
+        return _evenly(random.integers(window.first, window.stop, rows), len(window))
 
     def update(self, keys: Keys, priority: Floats) -> None:
         raise PriorityError("the sampler is Uniform: rows have no priorities; use sampler=conduit.Prioritized()")
-
-
-class _PrioritySampler:
-    def __init__(self, settings: Prioritized, capacity: int, seed: int) -> None:
-        self._settings = settings
-        self._capacity = capacity
-        self._stream = DrawStream(seed)
-        self._tree = PriorityTree(capacity)
-        self._raw = np.zeros(capacity)
-        self._highest = 1.0
-        # So that the sum over all rows stays finite.
-        most = 1e307 / capacity
-        self.highest_priority = most ** (1 / settings.alpha) if settings.alpha > 1 else most
-
-    def insert(self, first_key: int, rows: int, priority: Floats | None) -> None:
-        default = self._highest if self._settings.new == "max" else float(self._settings.new)
-        if priority is None:
-            self._fill(first_key, np.full(rows, default))
-            return
-        chosen = np.where(np.isnan(priority), default, priority)
-        self._highest = max(self._highest, float(chosen.max(initial=0.0)))
-        self._fill(first_key, chosen)
-
-    def missing(self, window: Window, rows: int, number: int) -> str | None:
-        few = _too_few(window, rows)
-        if few is None and self._tree.total <= 0.0:
-            return f"all {len(window)} rows have priority 0, which disables them: push rows or update priorities"
-        return few
-
-    def draw(self, number: int, rows: int, window: Window, stream: int = 0) -> Draw:
-        random = self._stream.at(number, stream)
-        total = self._tree.total
-        stratum = random.permutation(rows) + random.random(rows)
-        slots = self._tree.find(stratum * (total / rows))
-        keys = window.frontier - (window.frontier - slots) % self._capacity
-        probability = self._tree.get(slots) / total
-        weight = (probability * len(window)) ** -self._settings.beta_at(number)
-        return Draw(keys, probability, (weight / weight.max()).astype(np.float32), self._raw[slots])
-
-    def update(self, keys: Keys, priority: Floats) -> None:
-        if not len(keys):
-            return
-        raised = priority + self._settings.eps
-        slots = keys % self._capacity
-        self._raw[slots] = raised
-        self._tree.set(slots, self._leaf(raised))
-        self._highest = max(self._highest, float(raised.max()))
-
-    def _fill(self, first_key: int, raw: Floats) -> None:
-        start = first_key % self._capacity
-        head = min(len(raw), self._capacity - start)
-        for low, part in ((start, raw[:head]), (0, raw[head:])):
-            if len(part):
-                self._raw[low : low + len(part)] = part
-                self._tree.set_range(low, self._leaf(part), low + len(part))
-
-    def _leaf(self, raw: Floats) -> Floats:
-        # Only an explicit 0 disables a row: neither does 0 ** 0 enable it, nor a large alpha disable one by underflow.
-        return np.where(raw > 0.0, np.maximum(raw**self._settings.alpha, np.finfo(np.float64).tiny), 0.0)
 
 
 class _ShuffledSampler:
@@ -247,6 +165,12 @@ class _ShuffledSampler:
         self._order = np.zeros(0, np.int64)
 
     def insert(self, first_key: int, rows: int, priority: Floats | None) -> None:
+        pass
+
+    def admit(self, keys: Keys) -> None:
+        pass
+
+    def exclude(self, keys: Keys) -> None:
         pass
 
     def missing(self, window: Window, rows: int, number: int) -> str | None:
@@ -279,14 +203,15 @@ def _evenly(keys: Keys, live: int) -> Draw:
     return Draw(keys, both[0], np.ones(rows, np.float32), both[1])
 
 
-def _too_few(window: Window, rows: int) -> str | None:
-    return (
-        None
-        if len(window) >= rows
-        else f"{len(window)} rows are visible and a batch needs {rows}: push {rows - len(window)} more"
-    )
-
-
-def _require(name: str, got: Any, fits: Callable[[float], bool], expected: str) -> None:
-    if not isinstance(got, Real) or isinstance(got, bool) or not math.isfinite(got) or not fits(float(got)):
-        raise SettingError(f"Prioritized({name}={got!r}): expected {expected}")
+def too_few(window: Window, starts: Starts | None, rows: int) -> str | None:
+    """What is missing for a draw of `rows` rows; None if there are enough."""
+    if starts is not None:
+        if starts.count >= rows:
+            return None
+        return (
+            f"{starts.count} of {len(window)} visible rows can start an entry of a batch by now, and a batch needs {rows}: "
+            "the others wait for the rows that come after them, or lack them for good"
+        )
+    if len(window) >= rows:
+        return None
+    return f"{len(window)} rows are visible and a batch needs {rows}: push {rows - len(window)} more"

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conduit.core.prioritized import Prioritized
 from conduit.core.ring import Window
-from conduit.core.sampling import DrawStream, Prioritized, Sampler, Shuffled, Uniform
+from conduit.core.sampling import DrawStream, Sampler, Shuffled, Uniform
 from conduit.errors import PriorityError, SettingError
 
 CAPACITY = 64

@@ -1,0 +1,83 @@
+"""Which live rows a batch's entries may start at, where not every live row can: an item needs rows after its first one,
+a derived leaf needs a successor."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conduit.core.ring import Window
+
+Keys = NDArray[np.int64]
+
+MOST_TRIES = 1 << 16
+"""A draw tries at most about this many rows before it counts through the window instead."""
+
+_BLOCK = 1 << 16
+
+
+class Starts:
+    """The set of drawable rows: one byte a slot. Changed in a turn of the store's Order; a draw is in a turn as well."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._drawable = np.zeros(capacity, np.bool_)
+        self.count = 0
+
+    def __contains__(self, key: int) -> bool:
+        return bool(self._drawable[key % self._capacity])
+
+    def at(self, slots: Keys) -> NDArray[np.bool_]:
+        """Whether each slot's row is drawable."""
+        return self._drawable.take(slots)
+
+    def admit(self, keys: Keys) -> None:
+        """These live rows, which weren't drawable, are so now."""
+        self._drawable[keys % self._capacity] = True
+        self.count += len(keys)
+
+    def exclude(self, keys: Keys) -> Keys:
+        """These live rows are drawable no more. Returns those that were."""
+        slots = keys % self._capacity
+        were = self._drawable.take(slots)
+        self._drawable[slots] = False
+        self.count -= int(np.count_nonzero(were))
+        return keys[were]
+
+    def evict(self, evicted: Window) -> None:
+        """These rows are live no more. At most as many as the capacity."""
+        rows, low = len(evicted), evicted.first % self._capacity
+        head = min(rows, self._capacity - low)
+        for part in (self._drawable[low : low + head], self._drawable[: rows - head]):
+            self.count -= int(np.count_nonzero(part))
+            part[:] = False
+
+    def choose(self, random: np.random.Generator, rows: int, window: Window) -> Keys:
+        """`rows` drawable keys of `window`, each with equal chance, with replacement. There must be one.
+
+        Rows are tried at random: what is drawable among them is drawable with equal chance. Where so few are that this
+        takes too long, the n-th drawable one is counted out instead: as fair, and it always ends."""
+        found: list[Keys] = []
+        need = rows
+        while need and need * len(window) <= MOST_TRIES * self.count:
+            tries = int(1.1 * need * len(window) / self.count) + 8
+            keys = random.integers(window.first, window.stop, tries)
+            keys = keys[self._drawable.take(keys % self._capacity)][:need]
+            found.append(keys)
+            need -= len(keys)
+        if need:
+            found.append(self._counted_out(random.integers(0, self.count, need), window))
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _counted_out(self, ranks: NDArray[np.int64], window: Window) -> Keys:
+        """The drawable key of each rank, by age, counted from the oldest."""
+        keys = np.empty(len(ranks), np.int64)
+        passed, key = 0, window.first
+        while key < window.stop:
+            slot = key % self._capacity
+            rows = min(_BLOCK, window.stop - key, self._capacity - slot)
+            here = np.flatnonzero(self._drawable[slot : slot + rows])
+            wanted = (ranks >= passed) & (ranks < passed + len(here))
+            keys[wanted] = key + here[ranks[wanted] - passed]
+            passed, key = passed + len(here), key + rows
+        return keys
