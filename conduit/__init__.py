@@ -2,9 +2,11 @@
 
 from conduit import errors
 from conduit.core.batch import Batch, SampleInfo
+from conduit.core.derived import Next, Stack
 from conduit.core.episodes import End, Fragment, Step
 from conduit.core.experience import Field, Schema
 from conduit.core.hook import register_delivery, register_ingestion
+from conduit.core.items import NStep, Row, Sequence, Trajectory
 from conduit.core.placement import Placement
 from conduit.core.priorities import PriorityUpdate
 from conduit.core.prioritized import Prioritized
@@ -24,15 +26,21 @@ __all__ = [
     "Field",
     "Fragment",
     "Learner",
+    "NStep",
+    "Next",
     "Placement",
     "Prioritized",
     "PriorityUpdate",
+    "Row",
     "SampleInfo",
     "Schedule",
     "Schema",
+    "Sequence",
+    "Stack",
     "Step",
     "Store",
     "Tier",
+    "Trajectory",
     "Uniform",
     "errors",
     "register_delivery",

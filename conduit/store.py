@@ -18,15 +18,18 @@ from conduit.core.backend import Backend, Target
 from conduit.core.batch import Batch
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.delivery import Delivery
+from conduit.core.derived import Derived
 from conduit.core.halt import Halt, check_timeout
 from conduit.core.hook import Hook, check_chain
 from conduit.core.ingestion import Ingestion, IngestionChain
+from conduit.core.items import Item, Row
 from conduit.core.ledger import Ledger
 from conduit.core.order import Order
 from conduit.core.placement import Bytes, Placement, parse_budgets
 from conduit.core.priorities import Priorities, PriorityUpdate
+from conduit.core.recipe import Recipe
 from conduit.core.rollout import ActorLanes, OffPolicyRollout, OnPolicyRollout, WhenFull
-from conduit.core.sampling import Sampling
+from conduit.core.sampling import DrawStream, Sampling
 from conduit.core.semantics import Numbering, OffPolicy, OnPolicy, Schedule, Semantics, check_whole, semantics_of
 from conduit.core.signature import Signature
 from conduit.core.staging import Inbox, Outbox
@@ -48,6 +51,8 @@ class Store:
     - `mode`: "off_policy" needs `capacity`, in rows, and takes a `sampler` (`Uniform()` by default); "on_policy" needs
       `rollout_unit`, the rows of an iteration (steps × lanes, over all actors), and takes `epochs` (1). `batch_size`: rows of a
       batch, for each learner. `seed`: of all draws.
+    - `item`: what one entry of a batch is: `Row()`, `NStep`, `Sequence` or `Trajectory`, started at a drawn row. `derive`: leaves
+      made as batches are read, {"next_obs": Next("obs")}. Off-policy.
     - `ingestion`, `delivery`: hooks, in the order in which they run (paper Fig. 8).
     - `placement`: "auto" (pageable host), an endpoint or several with equal shares, by name ("pageable", "device:3"), or a
       `Placement` with shares. `budgets`: bytes by tier, {"pageable": "24GiB"}, a device's for each device.
@@ -72,6 +77,8 @@ class Store:
         rollout_unit: int | None = None,
         epochs: int | None = None,
         sampler: Sampling | None = None,
+        item: Item | None = None,
+        derive: Mapping[str, Derived] | None = None,
         seed: int = 0,
         ingestion: Sequence[Hook] = (),
         delivery: Sequence[Hook] = (),
@@ -86,7 +93,12 @@ class Store:
     ) -> None:
         _check_settings(sampler, seed, timeout_s)
         self._backend = backends.load(backend)
+        recipe = Recipe(Row() if item is None else item, {} if derive is None else derive)
         self._semantics = semantics_of(mode, capacity, batch_size, rollout_unit, epochs, sampler, exact)
+        if isinstance(self._semantics, OnPolicy) and not recipe.trivial:
+            raise SettingError(
+                "item and derive are off-policy settings: an on-policy iteration delivers each of its rows as it was pushed"
+            )
         self._schedule = self._semantics.resolve(schedule)
         self._delivery_hooks = check_chain(delivery, "delivery")
         self._timeout_s = timeout_s
@@ -97,11 +109,14 @@ class Store:
         self._order = Order(self._halt)
         self._placement = Placement.of(placement, self._backend.endpoints())
         self._buffer = ExperienceBuffer(
-            self._backend, self._semantics.capacity, self._placement, parse_budgets(budgets), self._halt
+            self._backend, self._semantics.capacity, self._placement, parse_budgets(budgets), self._halt, recipe
         )
-        self._sampler = self._semantics.sampling.start(self._semantics.capacity, seed)
-        chain = IngestionChain(check_chain(ingestion, "ingestion"), isinstance(self._semantics, OnPolicy))
-        self._rollout, inbox = self._intake(chain, inbox_units, when_full)
+        self._sampler = self._semantics.sampling.start(self._semantics.capacity, seed, self._buffer.starts)
+        self._choices = DrawStream(seed)
+        chain = IngestionChain(
+            check_chain(ingestion, "ingestion"), isinstance(self._semantics, OnPolicy), recipe.final_sources()
+        )
+        self._rollout, inbox = self._intake(chain.needs_edges or not recipe.trivial, inbox_units, when_full)
         self._ingestion = Ingestion(
             chain=chain,
             inbox=inbox,
@@ -275,12 +290,13 @@ class Store:
 
     def info(self) -> dict[str, Any]:
         """Counters and settings, as plain values."""
-        window, schema = self._buffer.window, self._buffer.schema
+        window, schema, starts = self._buffer.window, self._buffer.schema, self._buffer.starts
         return {
             "backend": self._backend.name,
             "mode": "on_policy" if isinstance(self._semantics, OnPolicy) else "off_policy",
             "rows": len(window),
             "capacity": self._buffer.capacity,
+            "drawable_rows": len(window) if starts is None else starts.count,
             "inserted": window.stop,
             "dropped_rows": self._rollout.dropped_rows,
             "version": self.version,
@@ -314,7 +330,7 @@ class Store:
         self.close()
 
     def _intake(
-        self, chain: IngestionChain, inbox_units: int | None, when_full: WhenFull
+        self, needs_edges: bool, inbox_units: int | None, when_full: WhenFull
     ) -> tuple[OffPolicyRollout | OnPolicyRollout, Inbox]:
         schedule, semantics = self._schedule, self._semantics
         if when_full not in ("block", "drop"):
@@ -326,11 +342,11 @@ class Store:
                 )
             inbox = Inbox(self._halt, self._order, in_line=not schedule.overlap_ing, hold_back=False)
             rows = semantics.rows_per_ingestion(schedule)
-            return OnPolicyRollout(self._halt, inbox, semantics.rollout_unit, rows, chain.needs_edges), inbox
+            return OnPolicyRollout(self._halt, inbox, semantics.rollout_unit, rows, needs_edges), inbox
         inbox = Inbox(self._halt, self._order, in_line=not schedule.overlap_ing, hold_back=schedule.overlap_ing)
         units = semantics.units_per_ingestion(schedule)
         limit = max(64, 4 * units) if inbox_units is None else inbox_units
-        return OffPolicyRollout(self._halt, inbox, units, limit, when_full, chain.needs_edges), inbox
+        return OffPolicyRollout(self._halt, inbox, units, limit, when_full, needs_edges), inbox
 
     def _path_out(self, target: Target, numbering: Numbering, outbox: str) -> PathOut:
         delivery = Delivery(
@@ -342,6 +358,8 @@ class Store:
             halt=self._halt,
             ledger=self._ledger,
             target=target,
+            choices=self._choices,
+            in_line=not self._schedule.overlap_del,
         )
         return PathOut(
             halt=self._halt,

@@ -14,8 +14,8 @@ Placement, sampling and scheduling are written once, above it. An implementation
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,11 @@ class Columns(Generic[A]):
     note: Any = field(default=None, compare=False)
     """The backend's own, and opaque to all others: when these rows are there (torch: a CUDA event), or how stored rows
     are encoded (JAX). It belongs to these arrays: to add or drop some use `dataclasses.replace`, which keeps it."""
+
+    def slice(self, start: int, stop: int) -> Columns[A]:
+        """Rows [start, stop)."""
+        arrays: Any = {path: array[start:stop] for path, array in cast(Mapping[str, Any], self.arrays).items()}
+        return replace(self, arrays=arrays, rows=stop - start)
 
 
 @dataclass(frozen=True, slots=True)

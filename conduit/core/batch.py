@@ -10,34 +10,104 @@ from numpy.typing import NDArray
 
 from conduit.core.experience import Tree
 
+Keys = NDArray[np.int64]
 
-@dataclass(frozen=True, slots=True)
+
 class SampleInfo:
-    """What is known of a batch of B rows. Arrays are NumPy's, of shape (B,), but for `weight`."""
+    """What is known of a batch of B entries. Arrays are NumPy's, of shape (B,), but for `weight` and `mask`. Of an entry that
+    is more than a row, what is known of the row that it was drawn by: its first, of a sequence the first trained one.
 
-    number: int
-    """Which global batch this is; `Store.sample` counts its own."""
-    keys: NDArray[np.int64]
-    """Insertion numbers: what `update_priorities` takes."""
-    probability: NDArray[np.float64]
-    """The chance of each draw to give this row, at the time of the draw."""
-    weight: Any
-    """Importance-sampling weight, float32, at most 1: an array of the batch's own framework, where the batch is."""
-    priority: NDArray[np.float64]
-    """Raw priority at the time of the draw (1 where the sampler has none)."""
-    age: NDArray[np.int64]
-    """How many rows were inserted after this one and visible to the draw."""
-    policy_version: NDArray[np.int64]
-    """The policy version that made the row."""
-    frontier: int
-    """The last insertion number visible to the draw. Equal seed, number and frontier give equal rows (with priorities: after equal updates)."""
-    priority_lag: int
-    """How many batches this learner had been handed, or was about to be, whose priority updates the draw could not know; 0 when drawn at the pull."""
+    What most learners never ask for is made when they do."""
+
+    __slots__ = (
+        "_mask",
+        "_policy_version",
+        "_priority",
+        "_probability",
+        "_weight",
+        "frontier",
+        "keys",
+        "number",
+        "priority_lag",
+    )
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        keys: Keys,
+        frontier: int,
+        priority_lag: int,
+        probability: float | NDArray[np.float64],
+        priority: float | NDArray[np.float64],
+        policy_version: NDArray[np.int64],
+        weight: Any,
+        mask: Any = None,
+    ) -> None:
+        """`weight`: an array, or a function that makes it when it is asked for."""
+        self.number = number
+        """Which global batch this is; `Store.sample` counts its own."""
+        self.keys = keys
+        """Insertion numbers: what `update_priorities` takes."""
+        self.frontier = frontier
+        """The last insertion number visible to the draw. Equal seed, number and frontier give equal rows (with priorities: after
+        equal updates)."""
+        self.priority_lag = priority_lag
+        """How many batches this learner had been handed, or was about to be, whose priority updates the draw could not know; 0
+        when drawn at the pull."""
+        self._probability = probability
+        self._priority = priority
+        self._policy_version = policy_version
+        self._weight = weight
+        self._mask = mask
+
+    @property
+    def weight(self) -> Any:
+        """Importance-sampling weight, float32, at most 1: an array of the batch's own framework, where the batch is."""
+        if callable(self._weight):
+            self._weight = self._weight()
+        return self._weight
+
+    @property
+    def mask(self) -> Any:
+        """(B, T) bool, of the batch's own framework, where the batch is: True for rows, False for padding; None where an entry
+        has no T axis."""
+        return self._mask
+
+    @property
+    def probability(self) -> NDArray[np.float64]:
+        """The chance of each draw to give this entry, at the time of the draw."""
+        self._probability = probability = _for_each(self._probability, self.keys)
+        return probability
+
+    @property
+    def priority(self) -> NDArray[np.float64]:
+        """Raw priority at the time of the draw (1 where the sampler has none)."""
+        self._priority = priority = _for_each(self._priority, self.keys)
+        return priority
+
+    @property
+    def age(self) -> NDArray[np.int64]:
+        """How many rows were inserted after this one and visible to the draw."""
+        return self.frontier - self.keys
+
+    @property
+    def policy_version(self) -> NDArray[np.int64]:
+        """The policy version that made the row."""
+        return self._policy_version
+
+    def __repr__(self) -> str:
+        return f"SampleInfo(number={self.number}, keys={self.keys}, frontier={self.frontier}, priority_lag={self.priority_lag})"
+
+
+def _for_each(value: float | NDArray[np.float64], keys: Keys) -> NDArray[np.float64]:
+    return np.full(len(keys), value) if isinstance(value, (int, float)) else value
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`data` has the stored rows' structure, each leaf (B, *field.shape), in memory that belongs to the receiver."""
+    """`data` has the stored rows' structure, and what the store's item and `derive` add; each leaf (B, *field.shape), or
+    (B, T, *field.shape) for items of several rows, in memory that belongs to the receiver."""
 
     data: Tree
     info: SampleInfo

@@ -1,23 +1,44 @@
-"""The Experience Buffer: a ring of rows over one or several shards, and the cursor that says which are live."""
+"""The Experience Buffer: a ring of rows over one or several shards, the cursor that says which are live, and how they are linked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.backend import Backend, Columns
-from conduit.core.experience import Schema, Tree
+from conduit.core.episodes import End, Rows
+from conduit.core.experience import Field, Schema
+from conduit.core.finals import Finals
 from conduit.core.halt import Halt
+from conduit.core.lineage import Lineage
 from conduit.core.placement import Placement, format_bytes
+from conduit.core.recipe import Composition, Gather, Recipe, Returns, Selection
 from conduit.core.ring import Layout, Window
 from conduit.core.shard import Shard
+from conduit.core.starts import Starts
+from conduit.core.versions import Versions
 from conduit.errors import CapacityError
 from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
 Keys = NDArray[np.int64]
+
+
+_QUICK_BYTES = 1 << 17
+"""Batches of rows up to this size are gathered in the turn of their draw: writers wait some 30 µs, less than leases cost."""
+_NONE: Keys = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Rows `window` came; `admitted` rows can be drawn since, and `excluded` ones, though live, can't any more."""
+
+    window: Window
+    admitted: Keys
+    excluded: Keys
 
 
 class Lease:
@@ -33,22 +54,35 @@ class Lease:
 
 
 class ExperienceBuffer:
-    """`write` and `drop` are called in a turn of the store's Order; `read` by anybody who holds a lease on its keys.
+    """`write`, `cut`, `drop` and `select` are called in a turn of the store's Order; `read` by anybody who holds a lease on what
+    was selected.
 
     A lease protects drawn rows from being overwritten before they are read: so a gather neither blocks the cursor nor sees
     a torn row, and a writer has to do with readers of the very rows only that it is about to replace."""
 
     def __init__(
-        self, backend: Backend[Any], capacity: int, placement: Placement, budgets: Mapping[Tier, int], halt: Halt
+        self,
+        backend: Backend[Any],
+        capacity: int,
+        placement: Placement,
+        budgets: Mapping[Tier, int],
+        halt: Halt,
+        recipe: Recipe | None = None,
     ) -> None:
         self._backend = backend
         self._placement = placement
+        self._on_host = all(endpoint.is_host for endpoint in placement.endpoints)
+        self._row_bytes = 0
         self._budgets = budgets
         self._halt = halt
+        self._recipe = recipe or Recipe()
         self._layout = Layout(capacity, placement.shares)
         self._shards: list[Shard] = []
         self._schema: Schema | None = None
-        self._version = np.zeros(capacity, np.int64)
+        self._composition: Composition | None = None
+        self._lineage = None if self._recipe.trivial else Lineage(capacity, self._recipe.following)
+        self._finals: Finals | None = None
+        self._versions = Versions()
         self._window = Window(0, 0)
         self._leases: set[Lease] = set()
         self._unleased = halt.condition("buffer")
@@ -63,30 +97,49 @@ class ExperienceBuffer:
         return self._window
 
     @property
+    def starts(self) -> Starts | None:
+        """Which live rows can be drawn; None: all."""
+        return None if self._lineage is None else self._lineage.starts
+
+    @property
     def schema(self) -> Schema | None:
         """Of the stored rows; None before the first."""
         return self._schema
 
-    def write(self, data: Tree, version: NDArray[np.int64], checked: Schema | None = None) -> Window:
-        """Appends rows, evicting as many of the oldest as the ring has no room for, and returns their insertion numbers.
+    @property
+    def batch_schema(self) -> Schema:
+        """The leaves of a batch, without its leading axes. There must be rows."""
+        assert self._composition is not None
+        return self._composition.schema
 
-        `data`: a tree of NumPy arrays (n, *field.shape) that nobody changes any more; the first fixes the stored schema.
-        `checked`: what it has been checked against already."""
-        rows = self._columns(data, len(version), checked)
-        count, stop = rows.rows, self._window.stop
+    def write(self, rows: Rows) -> Written:
+        """Appends rows, evicting as many of the oldest as the ring has no room for. Their arrays, which nobody changes any more,
+        fix the stored schema if they are the first."""
+        columns = self._columns(rows)
+        count, stop = columns.rows, self._window.stop
         # Of more rows than the ring has, the first are gone as soon as they are counted: they aren't written at all.
-        stays = max(0, count - self.capacity)
+        lost = max(0, count - self.capacity)
         first = max(self._window.first, stop + count - self.capacity)
-        self._evict(min(first, stop))
-        for span in self._layout.spans(stop + stays, count - stays):
-            part = _slice(rows, stays + span.offset, span.rows)
+        excluded = self._evict(min(first, stop))
+        for span in self._layout.spans(stop + lost, count - lost):
+            low = lost + span.offset
+            part = columns if span.rows == count else columns.slice(low, low + span.rows)
             self._shards[span.shard].write(span.slot, part)
-        at = (stop + stays) % self.capacity
-        head = min(count - stays, self.capacity - at)
-        self._version[at : at + head] = version[stays : stays + head]
-        self._version[: count - stays - head] = version[stays + head :]
+        self._versions.append(stop, rows.version)
+        admitted = _NONE if self._lineage is None else self._link(self._lineage, rows, stop, lost)
         self._window = Window(first, stop + count)
-        return Window(stop + stays, stop + count)
+        return Written(Window(stop + lost, stop + count), admitted, excluded)
+
+    def cut(self, lanes: Sequence[int]) -> Keys:
+        """What comes in these lanes doesn't follow what came. Returns rows that can be drawn since."""
+        return _NONE if self._lineage is None else self._lineage.cut(lanes)
+
+    def select(self, keys: Keys, random: np.random.Generator | None) -> Selection:
+        """What the entries of a batch that start at `keys` are made of. `random`: for what an item chooses by chance."""
+        assert self._composition is not None
+        if self._lineage is None:
+            return self._composition.select(keys, None, 0, None)
+        return self._composition.select(keys, self._lineage.links, self._finals.stop if self._finals else 0, random)
 
     def drop(self) -> None:
         """No row is live any more; numbers go on counting."""
@@ -119,46 +172,131 @@ class ExperienceBuffer:
             lease.taken = True
         self._end(lease)
 
-    def read(self, keys: Keys, to: Endpoint) -> Columns[Any]:
-        """Rows `keys`, in that order, in memory of their own at `to`. The caller holds a lease on them."""
-        assert self._schema is not None
-        fields = tuple(self._schema.fields)
-        shard, slots = self._layout.locate(keys)
-        if shard is None:
-            return self._shards[0].read(slots, fields, to)
-        batch = self._backend.allocate(self._schema, len(keys), to)
-        for number, source in enumerate(self._shards):
-            (place,) = np.nonzero(shard == number)
-            if len(place):
-                place = self._padded(place, source.at)
-                part = source.read(slots[place], fields, to)
-                batch = self._backend.scatter(batch, place, part, fields)
-        return batch
+    def read(self, selection: Selection, to: Endpoint) -> Columns[Any]:
+        """What was selected, as leaves of a batch in memory of their own at `to`. The caller holds a lease from `selection.oldest` on."""
+        parts = [self._gathered(gather, to) for gather in selection.gathers]
+        if len(parts) == 1 and selection.returns is None:
+            return parts[0]
+        arrays = {path: array for part in parts for path, array in part.arrays.items()}
+        if selection.returns is not None:
+            made = {**selection.made, selection.returns.path: self._returned(selection.returns)}
+            if not to.is_host:
+                parts.append(self._backend.adopt(made, to))
+                made = parts[-1].arrays
+            arrays |= made
+        # The last part was made last: when it is there, all are.
+        return replace(parts[-1], arrays=arrays)
+
+    def is_quick(self, to: Endpoint, rows: int) -> bool:
+        """Whether a batch of `rows` entries at `to` is read in less time than a lease on it takes."""
+        return self._row_bytes * rows <= _QUICK_BYTES and to.is_host and self._on_host
 
     def version_of(self, keys: Keys) -> NDArray[np.int64]:
-        return self._version[keys % self.capacity]
+        """The policy version of live rows; in a turn."""
+        return self._versions.of(keys)
 
     def bytes_by_endpoint(self) -> dict[str, int]:
         """Bytes that the shards occupy; empty before the first row."""
         if self._schema is None:
             return {}
-        return {str(shard.at): shard.rows * self._schema.row_bytes for shard in self._shards}
+        occupied = {str(shard.at): shard.rows * self._schema.row_bytes for shard in self._shards}
+        if self._finals is not None and self._finals.bytes:
+            occupied[str(self._shards[0].at)] += self._finals.bytes
+        return occupied
 
     def close(self) -> None:
         for shard in self._shards:
             shard.close()
+        if self._finals is not None:
+            self._finals.close()
 
-    def _columns(self, data: Tree, count: int, checked: Schema | None) -> Columns[Any]:
-        schema = self._schema
+    def _link(self, lineage: Lineage, rows: Rows, first: int, lost: int) -> Keys:
+        """Links rows that came as `first` and following, the first `lost` of which are gone already."""
+        admitted = lineage.append(first, rows.lane, rows.end, lost)
+        if self._finals is not None and rows.finals:
+            places = [place for place in sorted(rows.finals) if place >= lost and rows.end[place] != End.OPEN]
+            if places:
+                numbers = self._finals.append([rows.finals[place] for place in places])
+                lineage.links.conclude(first + np.array(places), numbers)
+        return admitted
+
+    def _gathered(self, gather: Gather, to: Endpoint) -> Columns[Any]:
+        fields = tuple(stored for stored, _ in gather.leaves)
+        columns = self._rows(gather.keys, fields, to)
+        if gather.ended is not None:
+            assert self._finals is not None
+            places, numbers = gather.ended
+            numbers = self._padded(numbers, to)
+            columns = self._scatter(columns, places, self._finals.read(numbers, fields, to), fields)
+        if gather.blank is not None:
+            count = self._backend.padded(len(gather.blank), to)
+            zeros = {path: np.zeros((count, *self._field(path).shape), self._field(path).dtype) for path in fields}
+            columns = self._scatter(columns, gather.blank, Columns(PAGEABLE, zeros, count), fields)
+        if len(gather.axes) == 1 and all(stored == path for stored, path in gather.leaves):
+            return columns
+        arrays = {path: _reshaped(columns.arrays[stored], gather.axes) for stored, path in gather.leaves}
+        return replace(columns, arrays=arrays, rows=gather.axes[0])
+
+    def _rows(self, keys: Keys, fields: Sequence[str], to: Endpoint) -> Columns[Any]:
+        """Leaves of rows `keys`, in that order."""
+        shard, slots = self._layout.locate(keys)
+        if shard is None:
+            return self._shards[0].read(slots, fields, to)
+        # One shard reads a row for every place, which for the others' places is any; theirs replace those.
+        first = int(shard[0])
+        source = self._shards[first]
+        batch = source.read(np.where(shard == first, slots, 0), fields, to)
+        for number, source in enumerate(self._shards):
+            (place,) = np.nonzero(shard == number)
+            if len(place) and number != first:
+                # Padded where the rows are, which is where a framework compiles.
+                place = self._padded(place, source.at)
+                part = source.read(slots[place], fields, to)
+                batch = self._backend.scatter(batch, place, part, fields)
+        return batch
+
+    def _scatter(self, columns: Columns[Any], places: Keys, rows: Columns[Any], fields: Sequence[str]) -> Columns[Any]:
+        """`columns` with `places` set to the first of `rows`, of which there are as many as `padded` says."""
+        return self._backend.scatter(columns, np.pad(places, (0, rows.rows - len(places)), mode="edge"), rows, fields)
+
+    def _returned(self, returns: Returns) -> NDArray[Any]:
+        rewards = self._rows(returns.keys, (returns.path,), PAGEABLE)
+        self._backend.wait(rewards)
+        return returns.of(rewards.arrays[returns.path])
+
+    def _field(self, path: str) -> Field:
+        assert self._schema is not None
+        return self._schema.fields[path]
+
+    def _columns(self, rows: Rows) -> Columns[Any]:
+        schema, count = self._schema, len(rows)
         if schema is None:
-            schema = checked or Schema.infer(data, "stored rows")
-            schema.check(schema.flatten(data, "stored rows"), "stored rows", count)
+            schema = rows.schema or Schema.infer(rows.data, "stored rows")
+            schema.check(schema.flatten(rows.data, "stored rows"), "stored rows", count)
+            composition = Composition(self._recipe, schema)
             self._allocate(schema)
-            self._schema = schema
-        leaves = schema.flatten(data, "stored rows")
-        if checked is not schema:
+            if composition.final_fields:
+                self._finals = Finals(
+                    self._backend, composition.final_fields, self._shards[0].at, self.capacity, self._check_finals
+                )
+            self._schema, self._composition = schema, composition
+            self._row_bytes = schema.row_bytes
+        leaves = schema.flatten(rows.data, "stored rows")
+        if rows.schema is not schema:
             schema.check(leaves, "stored rows", count)
         return Columns(PAGEABLE, leaves, count)
+
+    def _check_finals(self, needed: int) -> None:
+        """CapacityError unless the finals' memory may grow to `needed` bytes."""
+        assert self._schema is not None
+        shard = self._shards[0]
+        budget, free = self._budgets.get(shard.at.tier), self._backend.free_bytes(shard.at)
+        left = free if budget is None else min(free, budget - shard.rows * self._schema.row_bytes)
+        if needed > left:
+            raise CapacityError(
+                f"the finals of ended episodes need {format_bytes(needed)} at {shard.at}; {format_bytes(max(left, 0))} are left there. "
+                "A larger budget or a smaller capacity would do"
+            )
 
     def _allocate(self, schema: Schema) -> None:
         asked = list(zip(self._placement.endpoints, self._layout.shard_rows, strict=True))
@@ -181,13 +319,23 @@ class ExperienceBuffer:
             return f"{at} needs {format_bytes(need)} for {rows:,} rows; {format_bytes(free)} are free ({fits})"
         return None
 
-    def _evict(self, first: int) -> None:
-        """Rows before `first` are live no more; returns when nobody has to read one of them. No deadline: what it waits for, or
-        does itself, are gathers, in which nothing of the user's runs; so rows that were taken can't be lost to one."""
+    def _evict(self, first: int) -> Keys:
+        """Rows before `first` are live no more; returns others that can't be drawn any more, when nobody has to read one of the
+        evicted. No deadline: what it waits for, or does itself, are gathers, in which nothing of the user's runs; so rows that
+        were taken can't be lost to one."""
+        before = self._window.first
+        if first <= before:
+            return _NONE
         self._window = Window(first, self._window.stop)
         # No lease can be taken meanwhile: that needs a turn, and the caller is in one.
         while blocking := next((lease for lease in list(self._leases) if lease.oldest < first), None):
             self.redeem(blocking)
+        self._versions.evict(first)
+        if self._lineage is None:
+            return _NONE
+        if self._finals is not None:
+            self._finals.evict(self._lineage.links.finals_among(before, first - before))
+        return self._lineage.evict(before, first - before)
 
     def _end(self, lease: Lease) -> None:
         with self._unleased:
@@ -199,7 +347,6 @@ class ExperienceBuffer:
         return np.pad(place, (0, self._backend.padded(len(place), at) - len(place)), mode="edge")
 
 
-def _slice(rows: Columns[Any], offset: int, count: int) -> Columns[Any]:
-    if offset == 0 and count == rows.rows:
-        return rows
-    return Columns(rows.at, {path: column[offset : offset + count] for path, column in rows.arrays.items()}, count)
+def _reshaped(array: Any, axes: tuple[int, ...]) -> Any:
+    """(rows, *shape) as (*axes, *shape)."""
+    return array if len(axes) == 1 else array.reshape((*axes, *array.shape[1:]))

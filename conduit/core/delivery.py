@@ -18,14 +18,17 @@ from conduit.core.halt import Halt
 from conduit.core.hook import Hook, count_rows, run_hook
 from conduit.core.ledger import Ledger
 from conduit.core.order import Order, Turn
+from conduit.core.recipe import Selection
 from conduit.core.ring import Window
-from conduit.core.sampling import Draw, Sampler
+from conduit.core.sampling import Draw, DrawStream, Sampler
 from conduit.core.staging import Staged
 from conduit.errors import HandOverError, HookError
 from conduit.topology.endpoint import PAGEABLE, Endpoint
 
-_WEIGHT = "(weight)"
-"""The column that carries the weights along with the rows to the learner's device."""
+_WEIGHT, _MASK = "(weight)", "(mask)"
+"""Columns that travel along with the rows to the learner's device."""
+_CHOICES = 2
+"""The first stream of an item's choices; draws have those before."""
 
 
 @dataclass(slots=True)
@@ -42,21 +45,27 @@ class Request:
     stage: Callable[[int, Staged], None]
     turn: Turn = field(init=False)
     drawn: Drawn | None = None
-    read: deque[_Read] | BaseException | None = None
-    """The rows of each draw once they have been read, or why they can't be."""
+    read: deque[Columns[Any]] | BaseException | None = None
+    """The leaves of each batch once they have been read, or why they can't be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One batch of a request: its draw, what its entries are made of, and the policy version of the rows that start them."""
+
+    draw: Draw
+    selection: Selection
+    version: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A request's draws, and the lease that keeps their rows until they have been read."""
+    """A request's batches, and the lease that keeps their rows until they have been read; None where they have been in their
+    turn."""
 
-    draws: Sequence[Draw]
+    batches: Sequence[Chosen]
     window: Window
-    lease: Lease
-
-
-_Read = tuple[Columns[Any], NDArray[np.int64]]
-"""Rows, and the policy version of each."""
+    lease: Lease | None
 
 
 class Delivery:
@@ -71,7 +80,11 @@ class Delivery:
         halt: Halt,
         ledger: Ledger,
         target: Target,
+        choices: DrawStream,
+        in_line: bool,
     ) -> None:
+        """`choices`: for what an item chooses by chance; used in turns only, as the sampler is. `in_line`: whoever asks for a
+        batch prepares it as well."""
         self._hooks = tuple(hooks)
         self._backend = backend
         self._buffer = buffer
@@ -80,7 +93,10 @@ class Delivery:
         self._halt = halt
         self._ledger = ledger
         self._target = target
+        self._choices = choices
+        self._in_line = in_line
         self._landing = backend.landing(target)
+        self._reads_to = PAGEABLE if self._hooks else self._landing
         self._requests: deque[Request] = deque()
         self._changed = halt.condition("delivery requests")
 
@@ -102,7 +118,7 @@ class Delivery:
 
     def give_up(self, request: Request) -> None:
         """Nobody will read the request's rows."""
-        if not self._order.withdraw(request.turn) and request.drawn is not None:
+        if not self._order.withdraw(request.turn) and request.drawn is not None and request.drawn.lease is not None:
             self._buffer.give_up(request.drawn.lease)
 
     def missing(self, rows: int, number: int) -> str | None:
@@ -140,23 +156,33 @@ class Delivery:
             return
         drawn = request.drawn
         assert drawn is not None
-        with self._ledger.operator("delivery"):
-            self._buffer.redeem(drawn.lease)
+        if drawn.lease is not None:
+            with self._ledger.operator("delivery"):
+                self._buffer.redeem(drawn.lease)
         if request.read is None:
             return
         if isinstance(request.read, BaseException):
             raise request.read
-        for number, lag, draw in zip(request.numbers, request.lags, drawn.draws, strict=True):
+        for number, lag, chosen in zip(request.numbers, request.lags, drawn.batches, strict=True):
             with self._ledger.operator("delivery"):
-                staged = self._assemble(number, lag, draw, drawn.window, *request.read.popleft())
+                staged = self._assemble(number, lag, chosen, drawn.window, request.read.popleft())
             request.stage(number, staged)
 
     def _draw(self, request: Request) -> None:
-        """In its turn: chooses the request's rows, and takes the lease on them."""
+        """In its turn: chooses the request's rows, and takes the lease on them or, where they are few, reads them at once."""
         window = self._buffer.window
-        draws = [self._sampler.draw(number, request.rows, window, request.stream) for number in request.numbers]
-        oldest = min(int(draw.keys.min()) for draw in draws)
-        request.drawn = Drawn(draws, window, self._buffer.lease(oldest, lambda: self._read(request)))
+        batches = [self._choose(number, request, window) for number in request.numbers]
+        if self._in_line and self._buffer.is_quick(self._reads_to, request.rows * len(batches)):
+            request.drawn = Drawn(batches, window, None)
+            self._read(request)
+            return
+        oldest = min(chosen.selection.oldest for chosen in batches)
+        request.drawn = Drawn(batches, window, self._buffer.lease(oldest, lambda: self._read(request)))
+
+    def _choose(self, number: int, request: Request, window: Window) -> Chosen:
+        draw = self._sampler.draw(number, request.rows, window, request.stream)
+        random = self._choices.at(number, _CHOICES + request.stream)
+        return Chosen(draw, self._buffer.select(draw.keys, random), self._buffer.version_of(draw.keys))
 
     def _missing(self, rows: int, number: int) -> str | None:
         return self._sampler.missing(self._buffer.window, rows, number)
@@ -165,10 +191,9 @@ class Delivery:
         """Reads the drawn rows, to the host where hooks wait for them. It may be a writer who runs this: what goes wrong is
         the learner's."""
         assert request.drawn is not None
-        to = PAGEABLE if self._hooks else self._landing
         try:
             request.read = deque(
-                (self._buffer.read(draw.keys, to), self._buffer.version_of(draw.keys)) for draw in request.drawn.draws
+                [self._buffer.read(chosen.selection, self._reads_to) for chosen in request.drawn.batches]
             )
         except BaseException as error:
             request.read = error
@@ -180,31 +205,35 @@ class Delivery:
         for columns in staged.columns:
             self._backend.order(columns)
 
-    def _assemble(
-        self, number: int, lag: int, draw: Draw, window: Window, columns: Columns[Any], version: NDArray[np.int64]
-    ) -> Staged:
-        schema = self._buffer.schema
-        assert schema is not None
+    def _assemble(self, number: int, lag: int, chosen: Chosen, window: Window, columns: Columns[Any]) -> Staged:
+        schema, draw = self._buffer.batch_schema, chosen.draw
         if self._hooks:
             schema, columns = self._transform(schema, columns, self._landing)
-        on_device = (
-            [] if self._landing.is_host else [columns, self._backend.adopt({_WEIGHT: draw.weight}, self._landing)]
-        )
-        weight = on_device[1].arrays[_WEIGHT] if on_device else draw.weight
-        together = replace(columns, arrays={**columns.arrays, _WEIGHT: weight})
+        extra = {_WEIGHT: draw.weight, _MASK: chosen.selection.mask}
+        extra = {path: array for path, array in extra.items() if array is not None}
+        on_device: list[Columns[Any]] = [] if self._landing.is_host else [columns]
+        if extra and on_device:
+            on_device.append(self._backend.adopt(extra, self._landing))
+            extra = on_device[1].arrays
+        together = replace(columns, arrays={**columns.arrays, **extra}) if extra else columns
         arrays = self._backend.hand_over(together, self._target)
         info = SampleInfo(
             number=number,
             keys=draw.keys,
-            probability=draw.probability,
-            weight=arrays[_WEIGHT],
-            priority=draw.priority,
-            age=window.frontier - draw.keys,
-            policy_version=version,
             frontier=window.frontier,
             priority_lag=lag,
+            probability=draw.probability,
+            priority=draw.priority,
+            policy_version=chosen.version,
+            weight=arrays[_WEIGHT] if _WEIGHT in extra else lambda: self._evenly(len(draw.keys)),
+            mask=arrays.get(_MASK),
         )
         return Staged(Batch(schema.unflatten(arrays), info), tuple(on_device))
+
+    def _evenly(self, rows: int) -> Any:
+        """Weights of 1, where the learner's batches are."""
+        weight = self._backend.adopt({_WEIGHT: np.ones(rows, np.float32)}, self._landing)
+        return self._backend.hand_over(weight, self._target)[_WEIGHT]
 
     def _transform(self, schema: Schema, columns: Columns[Any], landing: Endpoint) -> tuple[Schema, Columns[Any]]:
         """What the hooks make of a batch on the host, at `landing`."""

@@ -48,8 +48,8 @@ class Rows:
     """(n,) the store-wide number of the row's lane."""
     end: NDArray[np.uint8]
     """(n,) an `End` each."""
-    version: NDArray[np.int64]
-    """(n,) the policy version that made the row; set when the rollout takes it."""
+    version: int | NDArray[np.int64]
+    """The policy version that made the rows, one for all or (n,); set when the rollout takes them."""
     priority: NDArray[np.float64] | None = None
     """(n,) raw priorities, NaN where the sampler shall choose; None where it shall for all."""
     finals: Mapping[int, Mapping[str, Tree]] | None = None
@@ -59,6 +59,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.lane)
+
+    @property
+    def versions(self) -> NDArray[np.int64]:
+        """(n,)"""
+        return np.full(len(self), self.version) if isinstance(self.version, int) else self.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,9 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
         data=concatenate_trees([part.data for part in parts]),
         lane=np.concatenate([part.lane for part in parts]),
         end=np.concatenate([part.end for part in parts]),
-        version=np.concatenate([part.version for part in parts]),
+        version=parts[0].version
+        if all(isinstance(part.version, int) and part.version == parts[0].version for part in parts)
+        else np.concatenate([part.versions for part in parts]),
         priority=_concatenate_priorities([(part.priority, len(part)) for part in parts]),
         finals=finals or None,
         schema=parts[0].schema,
@@ -166,7 +173,7 @@ def split_lanes(rows: Rows) -> list[tuple[int, Rows]]:
     order = np.argsort(rows.lane, kind="stable")
     lane, end = rows.lane[order], rows.end[order]
     data = map_leaves(lambda leaf: leaf[order], rows.data)
-    version = rows.version[order]
+    version = rows.versions[order]
     priority = None if rows.priority is None else rows.priority[order]
     finals = rows.finals or {}
     edges = np.flatnonzero((lane[1:] != lane[:-1]) | (end[:-1] != End.OPEN)) + 1
@@ -193,7 +200,7 @@ def _slice(tree: Tree, start: int, stop: int) -> Tree:
 def as_fragment(rows: Rows) -> Fragment:
     """Consecutive rows of one lane as a fragment, which ends as its last row does."""
     final = (rows.finals or {}).get(len(rows) - 1)
-    return Fragment(rows.data, End(int(rows.end[-1])), final, int(rows.lane[0]), rows.version, rows.priority)
+    return Fragment(rows.data, End(int(rows.end[-1])), final, int(rows.lane[0]), rows.versions, rows.priority)
 
 
 def _concatenate_priorities(parts: Sequence[tuple[Any, int]]) -> NDArray[np.float64] | None:

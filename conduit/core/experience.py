@@ -86,6 +86,12 @@ class Schema:
             fields[path] = Field(leaf.shape[1:], leaf.dtype)
         return cls(fields, structure)
 
+    @classmethod
+    def named(cls, fields: Mapping[str, Field], paths: Tree) -> Schema:
+        """The schema of a tree that has each leaf's path in the leaf's place."""
+        leaves, structure = optree.tree_flatten(paths)
+        return cls({path: fields[path] for path in leaves}, structure)
+
     @property
     def row_bytes(self) -> int:
         return sum(field.row_bytes for field in self.fields.values())

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import optree
+from numpy.typing import NDArray
 
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.episodes import (
@@ -32,14 +34,17 @@ from conduit.errors import CapacityError, HookError, SchemaError
 
 class IngestionChain:
     """The ingestion hooks, in three parts: the row-scope prefix, which runs on rows as they come; from the first barrier
-    on, what runs once on a whole unit; and from the first trajectory-scope hook on, what runs on whole fragments."""
+    on, what runs once on a whole unit; and from the first trajectory-scope hook on, what runs on whole fragments.
 
-    def __init__(self, hooks: Sequence[Hook], on_policy: bool) -> None:
+    `finals_of`: the top-level leaves whose finals are stored: the row-scope prefix works on those as well."""
+
+    def __init__(self, hooks: Sequence[Hook], on_policy: bool, finals_of: Sequence[str] = ()) -> None:
         barrier = _first(hooks, lambda hook: hook.per != "row")
         trajectory = _first(hooks, lambda hook: hook.per == "trajectory")
         self._prefix = tuple(hooks[:barrier])
         self._unit = tuple(hooks[barrier:trajectory])
         self._trajectory = tuple(hooks[trajectory:])
+        self._finals_of = tuple(finals_of)
         self.on_policy = on_policy
         self._lanes = Lanes()
         self._held: list[Rows] = []
@@ -62,20 +67,61 @@ class IngestionChain:
         """Whether some hook must know how each lane goes on."""
         return bool(self._trajectory)
 
-    def process(self, group: Group) -> list[Rows]:
-        """What is to be stored of a group, in order. Groups must come in the order in which they were sealed."""
-        rows = [unit for unit in group.units if isinstance(unit, Rows)]
+    def process(self, group: Group) -> list[Rows | Cut]:
+        """What is to be stored of a group, and which lanes are cut, in order. Groups must come in the order in which they
+        were sealed."""
+        if not self.has_hooks and len(group.units) == 1:
+            return group.units
         if not self.has_barrier:
-            return [_run_on_rows(self._prefix, concatenate(rows))] if rows else []
+            return [unit if isinstance(unit, Cut) else self._run_prefix(unit) for unit in _joined(group.units)]
         if self.on_policy:
-            return self._process_fraction(group, rows)
+            return [*self._process_fraction(group, [unit for unit in group.units if isinstance(unit, Rows)])]
         return [stored for unit in group.units for stored in self._process_unit(unit)]
 
-    def _process_unit(self, unit: Rows | Cut) -> list[Rows]:
+    def _process_unit(self, unit: Rows | Cut) -> list[Rows | Cut]:
         if isinstance(unit, Cut):
-            return self._finish(self._lanes.cut(unit.lanes))
-        rows = _run_on_rows(self._prefix + self._unit, unit)
-        return self._finish(self._lanes.add(rows)) if self._trajectory else [rows]
+            # Where whole fragments are stored, they bring their ends.
+            return [*self._finish(self._lanes.cut(unit.lanes))] if self._trajectory else [unit]
+        before = self._run_prefix(unit)
+        rows = _run_on_rows(self._unit, before)
+        self._check_finals(before, rows)
+        return [*self._finish(self._lanes.add(rows))] if self._trajectory else [rows]
+
+    def _run_prefix(self, rows: Rows) -> Rows:
+        """The row-scope prefix on rows, and on the finals that are stored with them: rows like those they end, but for what the
+        final says."""
+        processed = _run_on_rows(self._prefix, rows)
+        if not self._prefix or not self._finals_of or not rows.finals or processed.finals is None:
+            return processed
+        places = sorted(rows.finals)
+        finals = [rows.finals[place] for place in places]
+        ended = map_leaves(lambda leaf: leaf[places], rows.data)
+        known = [name for name in self._finals_of if all(name in final for final in finals)]
+        told = {
+            name: map_leaves(lambda *leaves: np.stack(leaves), *(final[name] for final in finals)) for name in known
+        }
+        data = _run_on_rows(
+            self._prefix, replace(rows, data={**ended, **told}, lane=rows.lane[places], schema=None)
+        ).data
+        # A leaf that was pushed and that the final lacks isn't known of it, whatever the hooks made of the row's.
+        made = {name: data[name] for name in self._finals_of if name in data and (name in told or name not in ended)}
+        return replace(
+            processed,
+            finals={
+                place: {**final, **map_leaves(lambda leaf, i=i: leaf[i], made)}
+                for i, (place, final) in enumerate(zip(places, finals, strict=True))
+            },
+        )
+
+    def _check_finals(self, before: Rows, after: Rows) -> None:
+        """A unit-scope hook can't be run on finals, which are no part of the unit."""
+        for name in self._finals_of if after is not before else ():
+            old, new = (optree.tree_leaves(rows.data.get(name)) for rows in (before, after))
+            if [id(leaf) for leaf in old] != [id(leaf) for leaf in new]:
+                raise HookError(
+                    f"an ingestion hook with per='unit' rewrites {name!r}, of which a next is derived: what it would make of a final "
+                    "isn't known. Declare it per='row' if it may be run on any rows, or rewrite the leaf in a delivery hook"
+                )
 
     def _process_fraction(self, group: Group, rows: list[Rows]) -> list[Rows]:
         if rows:
@@ -201,16 +247,38 @@ class Ingestion:
         with self._order.serve(turn, None, _why_waiting), self._ledger.operator("ingestion"):
             self._publish(stored)
 
-    def _publish(self, stored: Sequence[Rows]) -> None:
+    def _publish(self, stored: Sequence[Rows | Cut]) -> None:
         for rows in stored:
-            if len(rows):
-                window = self._buffer.write(rows.data, rows.version, rows.schema)
+            if isinstance(rows, Cut):
+                self._admit(self._buffer.cut(rows.lanes))
+            elif len(rows):
+                written = self._buffer.write(rows)
+                window = written.window
                 priority = None if rows.priority is None else rows.priority[-len(window) :]
                 self._sampler.insert(window.first, len(window), priority)
+                if len(written.excluded):
+                    self._sampler.exclude(written.excluded)
+                self._admit(written.admitted)
+
+    def _admit(self, keys: NDArray[np.int64]) -> None:
+        if len(keys):
+            self._sampler.admit(keys)
 
 
 def _why_waiting() -> str:
     return "rows that were pushed before are still being ingested"
+
+
+def _joined(units: Sequence[Rows | Cut]) -> list[Rows | Cut]:
+    """The units with neighbouring rows put together."""
+    runs = [list(run) for _, run in groupby(units, type)]
+    return [
+        unit
+        for run in runs
+        for unit in (
+            run if isinstance(run[0], Cut) else [concatenate([unit for unit in run if isinstance(unit, Rows)])]
+        )
+    ]
 
 
 def _as_rows(unit: Rows | list[Fragment]) -> Rows:
@@ -259,7 +327,7 @@ def _run_one(hook: Hook, rows: Rows) -> Rows:
         data=data,
         lane=np.full(count, -1, np.int64),
         end=np.zeros(count, np.uint8),
-        version=np.full(count, rows.version.max(initial=0), np.int64),
+        version=np.full(count, rows.versions.max(initial=0), np.int64),
     )
 
 

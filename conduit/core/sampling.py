@@ -19,12 +19,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Rows chosen for one batch; arrays of shape (batch,). `SampleInfo` says what each is."""
+    """Rows chosen for one batch, each in (batch,), or one number where it is the same for all. `SampleInfo` says what each is.
+    `weight` None: all are 1."""
 
     keys: Keys
-    probability: Floats
-    weight: NDArray[np.float32]
-    priority: Floats
+    probability: float | Floats
+    weight: NDArray[np.float32] | None = None
+    priority: float | Floats = 1.0
 
 
 class Sampler(Protocol):
@@ -77,23 +78,58 @@ class Sampling(Protocol):
 
 
 class DrawStream:
-    """A random generator for each batch number, the same whenever it is asked for.
+    """Random numbers for each batch number, the same whenever they are asked for.
 
-    One Philox, whose counter is set to (number, stream): a tenth of the cost of making a generator each time."""
+    One Philox, whose counter is set to what is asked for: a tenth of the cost of making a generator each time."""
 
     def __init__(self, seed: int) -> None:
         self._bits = np.random.Philox(np.random.SeedSequence(seed))
         self._state = self._bits.state
         self._generator = np.random.Generator(self._bits)
+        self._ahead = _Ahead(0, 0, 0, np.zeros((0, 0)))
 
     def at(self, number: int, stream: int = 0) -> np.random.Generator:
-        """Valid until the next call."""
+        """A generator for batch `number`. Valid until the next call of either method."""
+        return self._set(0, 0, number, stream)
+
+    def fractions(self, number: int, rows: int, stream: int = 0) -> Floats:
+        """`rows` numbers in [0, 1) for batch `number`, not to be changed. They don't depend on what was asked before; who asks
+        for one batch after the other gets them from a block that was made together."""
+        ahead = self._ahead
+        place = number - ahead.first
+        if ahead.rows != rows or ahead.stream != stream or not 0 <= place < len(ahead.numbers):
+            # A counter gives four numbers. Batches of one size follow each other along the first counter word, from 0 on.
+            counters = -(-rows // 4)
+            follows = ahead.rows == rows and ahead.stream == stream and 0 <= place - len(ahead.numbers) < _FOLLOWS
+            batches = max(1, _AHEAD // (4 * counters)) if follows else 1
+            random = self._set(number * counters, rows, 0, stream)
+            numbers = random.random(batches * 4 * counters).reshape(batches, 4 * counters)
+            self._ahead = ahead = _Ahead(number, rows, stream, numbers)
+            place = 0
+        return ahead.numbers[place, :rows]
+
+    def _set(self, *counter: int) -> np.random.Generator:
         state = self._state
-        counter = state["state"]["counter"]
-        counter[:] = (0, 0, number, stream)
+        state["state"]["counter"][:] = counter
         state["buffer_pos"], state["has_uint32"] = 4, 0
         self._bits.state = state
         return self._generator
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Fractions of batches `first`, first + 1, … of `rows` rows each."""
+
+    first: int
+    rows: int
+    stream: int
+    numbers: Floats
+
+
+_AHEAD = 1 << 14
+"""How many fractions are made together at most, by and large."""
+_FOLLOWS = 64
+"""A batch that is at most so many behind the block goes on with it: a learner among others takes every so-manieth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +182,14 @@ class _UniformSampler:
         return too_few(window, self._starts, rows)
 
     def draw(self, number: int, rows: int, window: Window, stream: int = 0) -> Draw:
-        random, starts = self._stream.at(number, stream), self._starts
+        starts = self._starts
         if starts is not None:
-            return _evenly(starts.choose(random, rows, window), starts.count)
-        return _evenly(random.integers(window.first, window.stop, rows), len(window))
+            return Draw(starts.choose(self._stream.at(number, stream), rows, window), 1.0 / starts.count)
+        live = len(window)
+        # A float64 has 53 bits: with up to 2**40 rows, no row's chance is off by more than 1 in 8,000.
+        keys = (self._stream.fractions(number, rows, stream) * live).astype(np.int64)
+        keys += window.first
+        return Draw(keys, 1.0 / live)
 
     def update(self, keys: Keys, priority: Floats) -> None:
         raise PriorityError("the sampler is Uniform: rows have no priorities; use sampler=conduit.Prioritized()")
@@ -190,17 +230,10 @@ class _ShuffledSampler:
         if passes != self._pass:
             self._pass, self._order = passes, self._stream.at(passes).permutation(self._settings.rollout_unit)
         chosen = self._order[part * rows : (part + 1) * rows]
-        return _evenly(window.first + chosen, len(window))
+        return Draw(window.first + chosen, 1.0 / len(window))
 
     def update(self, keys: Keys, priority: Floats) -> None:
         raise PriorityError("an on-policy store delivers every row: rows have no priorities")
-
-
-def _evenly(keys: Keys, live: int) -> Draw:
-    rows = len(keys)
-    both = np.empty((2, rows))
-    both[0], both[1] = 1.0 / live, 1.0
-    return Draw(keys, both[0], np.ones(rows, np.float32), both[1])
 
 
 def too_few(window: Window, starts: Starts | None, rows: int) -> str | None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from conduit.backends import load
 from conduit.clock import RealClock, VirtualClock
 from conduit.core.buffer import ExperienceBuffer
+from conduit.core.episodes import Rows
 from conduit.core.halt import Halt
 from conduit.core.placement import Placement
 from conduit.errors import CapacityError, ClosedError, SchemaError
@@ -30,13 +31,21 @@ def buffer(capacity: int, placement: Placement = PLACEMENTS[0], budgets=None, cl
 
 def append(into: ExperienceBuffer, first: int, count: int):
     key = np.arange(first, first + count)
-    return into.write({"key": key, "wide": np.repeat(key[:, None], 3, 1).astype(np.float32)}, key // 3)
+    return write(into, {"key": key, "wide": np.repeat(key[:, None], 3, 1).astype(np.float32)}, key // 3)
+
+
+def write(into: ExperienceBuffer, data, version: np.ndarray):
+    return into.write(Rows(data, np.zeros(len(version), np.int64), np.zeros(len(version), np.uint8), version)).window
+
+
+def read(from_: ExperienceBuffer, keys: np.ndarray):
+    return from_.read(from_.select(keys, None), PAGEABLE).arrays
 
 
 def keys_at(from_: ExperienceBuffer, keys: np.ndarray) -> list[int]:
-    read = []
-    from_.redeem(from_.lease(int(keys.min()), lambda: read.append(from_.read(keys, PAGEABLE).arrays)))
-    (got,) = read
+    arrived = []
+    from_.redeem(from_.lease(int(keys.min()), lambda: arrived.append(read(from_, keys))))
+    (got,) = arrived
     assert (got["wide"] == got["key"][:, None]).all()
     return got["key"].tolist()
 
@@ -80,7 +89,7 @@ class Reader:
         if self.clock is not None:
             self.clock.sleep(1.0)
             self.ended_at_s = self.clock.now()
-        self.got.append(self.ring.read(self.keys, PAGEABLE).arrays["key"].tolist())
+        self.got.append(read(self.ring, self.keys)["key"].tolist())
 
     def redeem(self) -> None:
         self.ring.redeem(self.lease)
@@ -222,7 +231,7 @@ def test_later_rows_must_fit_the_stored_schema():
     ring = buffer(4)
     append(ring, 0, 1)
     with pytest.raises(SchemaError, match="stored rows: leaf 'wide' has dtype float64"):
-        ring.write({"key": np.zeros(1, int), "wide": np.zeros((1, 3))}, np.zeros(1, int))
+        write(ring, {"key": np.zeros(1, int), "wide": np.zeros((1, 3))}, np.zeros(1, int))
 
 
 def test_bytes_are_counted_by_endpoint():
@@ -240,6 +249,6 @@ def test_a_closed_buffer_says_so():
     ring.close()
     ring.close()
     with pytest.raises(ClosedError):
-        ring.read(np.array([0]), PAGEABLE)
+        read(ring, np.array([0]))
     with pytest.raises(ClosedError):
         append(ring, 2, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 from conduit.core.buffer import ExperienceBuffer
@@ -100,12 +101,12 @@ def test_a_planted_fault_is_found(owner, name, planted, monkeypatch: pytest.Monk
 
 def test_a_planted_torn_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without leases a writer overwrites rows that are being gathered."""
-    monkeypatch.setattr(ExperienceBuffer, "_evict", lambda self, first: None)
+    monkeypatch.setattr(ExperienceBuffer, "_evict", lambda self, first: np.zeros(0, np.int64))
     original = ExperienceBuffer.read
 
-    def slow(self, keys, to):
+    def slow(self, selection, to):
         self._halt.clock.sleep(0.005)
-        return original(self, keys, to)
+        return original(self, selection, to)
 
     monkeypatch.setattr(ExperienceBuffer, "read", slow)
     found = 0

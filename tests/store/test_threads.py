@@ -96,13 +96,9 @@ def test_a_push_that_times_out_was_not_taken_and_every_push_is_taken_once(schedu
             if schedule.overlap_ing:
                 fill(s.actor(), 1, first=99)
             s.learner().pull()
-            rows = [
-                int(i)
-                for i in s._buffer.read(
-                    np.arange(s._buffer.window.stop), conduit.Endpoint(conduit.Tier.PAGEABLE)
-                ).arrays["id"]
-            ]
-            return sorted(rows), len(timeouts)
+            every = s._buffer.select(np.arange(s._buffer.window.stop), None)
+            rows = s._buffer.read(every, conduit.Endpoint(conduit.Tier.PAGEABLE)).arrays["id"]
+            return sorted(rows.tolist()), len(timeouts)
 
     rows, timeouts = played(seed, scene)
     assert [row for row in rows if row != 99] == [*range(4), *range(10, 14), *range(20, 24)]

@@ -1,0 +1,78 @@
+"""Rows that can't start an item yet, and when they can: counted by lane, as rows come and episodes end."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conduit.core.items import Needs
+
+Keys = NDArray[np.int64]
+NONE: Keys = np.zeros(0, np.int64)
+
+
+class Candidates:
+    """For each lane, its last possible starts: every `period`-th row of the episode, as far back as one may still wait.
+
+    A row counts towards an item when it is usable: at once, or, where a next is needed (`lag` 1), once its successor has come."""
+
+    def __init__(self, needs: Needs, lag: int) -> None:
+        self._needs = needs
+        self._lag = lag
+        self._width = -(-(needs.ahead + lag) // needs.period) + 1
+        self._starts = np.zeros((0, self._width), np.int64)
+
+    def grow(self, lanes: int) -> None:
+        """There are `lanes` lanes by now."""
+        more = np.zeros((lanes - len(self._starts), self._width), np.int64)
+        self._starts = np.concatenate([self._starts, more])
+
+    def arrive(self, lanes: NDArray[np.int64], places: NDArray[np.int64], keys: Keys) -> Keys:
+        """One row came in each of `lanes`, as the `places`-th of its episode. Returns the rows that became drawable."""
+        needs, width = self._needs, self._width
+        ready = places - (self._lag + needs.ahead - 1)
+        if needs.period == 1:
+            self._starts[lanes, places % width] = keys
+            can = ready >= 0
+        else:
+            self._note(lanes, places, keys)
+            can = (ready >= 0) & (ready % needs.period == 0)
+        found = np.count_nonzero(can)
+        if not found:
+            return NONE
+        if found < len(keys):
+            lanes, ready = lanes[can], ready[can]
+        return self._starts[lanes, ready // needs.period % width]
+
+    def arrive_run(self, lane: int, place: int, keys: Keys) -> Keys:
+        """Consecutive rows came in one lane, the first as the `place`-th of its episode."""
+        ready = place - (self._lag + self._needs.ahead - 1)
+        starts = self._starts_between(lane, max(0, ready), ready + len(keys), place, keys)
+        places = np.arange(place, place + len(keys))
+        # Of more than the lane's width only the last stay.
+        keep = slice(max(0, len(keys) - self._width * self._needs.period), None)
+        self._note(np.full(len(keys), lane)[keep], places[keep], keys[keep])
+        return starts
+
+    def close(self, lane: int, place: int, usable: bool) -> Keys:
+        """The episode ended with its `place`-th row, which can be used or not. Returns the rows that became drawable by it."""
+        needs = self._needs
+        through = place if usable else place - 1
+        waiting = max(0, place - self._lag - needs.ahead + 2)
+        stop = through + 1 if needs.partial else through - needs.ahead + 2
+        return self._starts_between(lane, waiting, stop, place + 1, NONE)
+
+    def _note(self, lanes: NDArray[np.int64], places: NDArray[np.int64], keys: Keys) -> None:
+        period = self._needs.period
+        if period > 1:
+            possible = places % period == 0
+            lanes, places, keys = lanes[possible], places[possible] // period, keys[possible]
+        self._starts[lanes, places % self._width] = keys
+
+    def _starts_between(self, lane: int, first: int, stop: int, place: int, keys: Keys) -> Keys:
+        """The possible starts at places [first, stop) of a lane's episode, whose places from `place` on are `keys`."""
+        period = self._needs.period
+        places = np.arange(-(-first // period) * period, stop, period)
+        known = np.count_nonzero(places < place)
+        old = self._starts[lane, places[:known] // period % self._width]
+        return np.concatenate([old, keys[places[known:] - place]])

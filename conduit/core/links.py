@@ -1,0 +1,139 @@
+"""Who follows whom: for every live row its successor and its predecessor in the episode, wherever in the ring they lie."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conduit.core.episodes import End
+
+Keys = NDArray[np.int64]
+
+_FARTHEST = np.iinfo(np.int32).max
+
+
+class Links:
+    """Nine bytes a slot: how far on the successor is, how far back the predecessor, and how the row ended.
+
+    Rows leave in the order in which they came, so a live row's successor is live; a predecessor may be gone. Links hold
+    distances between insertion numbers. Nothing here assumes that successors are neighbours; that they mostly lie at
+    equal distances only makes following them quick."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        dtype = np.int32 if capacity < _FARTHEST else np.int64
+        self._onward = np.zeros(capacity, dtype)
+        """> 0: distance to the successor. 0: none, or not known yet. < 0: the row has a final; ~ of its number, mod _FARTHEST."""
+        self._back = np.zeros(capacity, dtype)
+        """Distance to the predecessor, live or not; 0 at an episode's first row."""
+        self._end = np.zeros(capacity, np.uint8)
+        self.oldest = 0
+        """The first live key."""
+
+    def put(self, first: int, ends: NDArray[np.uint8]) -> None:
+        """Rows [first, first + len(ends)) are there; nothing is known of what is before and after them. At most as many as slots."""
+        low = first % self._capacity
+        head = min(len(ends), self._capacity - low)
+        for start, part in ((low, ends[:head]), (0, ends[head:])):
+            if len(part):
+                self._onward[start : start + len(part)] = 0
+                self._back[start : start + len(part)] = 0
+                self._end[start : start + len(part)] = part
+
+    def connect(self, keys: Keys, before: Keys) -> None:
+        """Row `keys[i]` is the successor of row `before[i]`, which may be evicted; -1: it has no predecessor."""
+        distance = keys - before
+        live = before >= self.oldest
+        if np.count_nonzero(live) == len(keys):
+            self._onward[before % self._capacity] = distance
+            self._back[keys % self._capacity] = distance
+            return
+        self._onward[before[live] % self._capacity] = distance[live]
+        self._back[keys % self._capacity] = np.where(before >= 0, np.minimum(distance, _FARTHEST), 0)
+
+    def conclude(self, keys: Keys, numbers: NDArray[np.int64]) -> None:
+        """Row `keys[i]` ended with final `numbers[i]`."""
+        self._onward[keys % self._capacity] = ~(numbers % _FARTHEST)
+
+    def cut(self, key: int) -> None:
+        """Nothing will follow this row."""
+        self._end[key % self._capacity] = End.CUT
+
+    def finals_among(self, first: int, rows: int) -> int:
+        """How many of rows [first, first + rows), at most as many as slots, have finals."""
+        low = first % self._capacity
+        head = min(rows, self._capacity - low)
+        parts = (self._onward[low : low + head], self._onward[: rows - head])
+        return sum(int(np.count_nonzero(part < 0)) for part in parts)
+
+    def onward(self, keys: Keys) -> NDArray[np.int64]:
+        """Distance to each row's successor; 0 where there is none; < 0 where there is a final (see `final_numbers`)."""
+        return self._onward.take(keys % self._capacity).astype(np.int64)
+
+    @staticmethod
+    def final_numbers(onward: NDArray[np.int64], stop: int) -> NDArray[np.int64]:
+        """The final's number for each negative `onward`; `stop`: the number that the next final will get."""
+        return stop - 1 - (stop - 1 - ~onward) % _FARTHEST
+
+    def has_next(self, keys: Keys) -> NDArray[np.bool_]:
+        """Whether something is known of what came after each row: a successor, a final, or that it terminated."""
+        slots = keys % self._capacity
+        return (self._onward.take(slots) != 0) | (self._end.take(slots) == End.TERMINATED)
+
+    def terminated(self, keys: Keys) -> NDArray[np.bool_]:
+        return self._end.take(keys % self._capacity) == End.TERMINATED
+
+    def walk(self, keys: Keys, rows: int) -> tuple[Keys, NDArray[np.int64]]:
+        """Each key and its successors, up to `rows` of them: keys (B, rows), and how many there are (B,). Columns past those
+        repeat the last."""
+        return self._follow(self._onward, 1, keys, rows)
+
+    def walk_back(self, keys: Keys, rows: int) -> tuple[Keys, NDArray[np.int64]]:
+        """The same for live predecessors: column j is j rows before the key."""
+        return self._follow(self._back, -1, keys, rows)
+
+    def begins(self, keys: Keys) -> NDArray[np.bool_]:
+        """Whether each row is its episode's first."""
+        return self._back.take(keys % self._capacity) == 0
+
+    def successors(self, first: int, rows: int, hops: int) -> Keys:
+        """The rows up to `hops` after rows [first, first + rows) in their episodes: distinct, and none of those rows."""
+        here = np.arange(first, first + rows)
+        found: list[Keys] = []
+        for _ in range(hops):
+            onward = self._onward.take(here % self._capacity)
+            here = (here + onward)[onward > 0]
+            found.append(here[here >= first + rows])
+        return np.unique(np.concatenate(found)) if found else here[:0]
+
+    def _follow(
+        self, links: NDArray[np.signedinteger], sign: int, keys: Keys, rows: int
+    ) -> tuple[Keys, NDArray[np.int64]]:
+        if rows == 1:
+            return keys[:, None], np.ones(len(keys), np.int64)
+        # Lanes that are pushed in lockstep have all their rows at one distance: guessed, and then each link is checked.
+        distance = links.take(keys % self._capacity)
+        stride = np.maximum(distance, 0).astype(np.int64)
+        path = keys[:, None] + (sign * stride)[:, None] * np.arange(rows)
+        linked = (links.take(path[:, :-1] % self._capacity) == stride[:, None]) & (stride > 0)[:, None]
+        if sign < 0:
+            linked &= path[:, 1:] >= self.oldest
+        if np.count_nonzero(linked) == linked.size:
+            return path, np.full(len(keys), rows)
+        count = np.where(np.logical_and.reduce(linked, axis=1), rows, linked.argmin(axis=1) + 1)
+        (short,) = np.nonzero(count < rows)
+        # What the guess didn't reach is followed row by row: other actors pushed in between, or the lane goes on no further.
+        here = path[short, count[short] - 1]
+        column = count[short]
+        while True:
+            onward = links.take(here % self._capacity)
+            there = here + sign * np.maximum(onward, 0).astype(np.int64)
+            goes = (onward > 0) & (there >= self.oldest) & (column < rows)
+            if not np.count_nonzero(goes):
+                break
+            short, here, column = short[goes], there[goes], column[goes]
+            path[short, column] = here
+            column = column + 1
+            count[short] = column
+        last = path[np.arange(len(keys)), count - 1]
+        return np.where(np.arange(rows) < count[:, None], path, last[:, None]), count

@@ -1,0 +1,281 @@
+"""What a batch is made of: from an item and derived leaves to the rows that have to be gathered, and where they go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conduit.core.derived import Derived, Next, Stack
+from conduit.core.experience import Field, Schema, map_leaves
+from conduit.core.items import Entries, Followed, Item, NStep, Row, gamma_powers
+from conduit.core.lineage import Following
+from conduit.core.links import Links
+from conduit.core.signature import TERMINATED, TRUNCATED
+from conduit.errors import SchemaError, SettingError
+
+Keys = NDArray[np.int64]
+
+DISCOUNT, STEPS = "discount", "n_step"
+"""What NStep adds to an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Rows `keys` of some stored leaves, as leaves of a batch.
+
+    `leaves`: (stored path, path in the batch). `axes`: the batch's leading axes, whose product is the number of keys.
+    `ended`: positions among the keys whose row is a final's, and which final's. `blank`: positions that are zeros."""
+
+    leaves: tuple[tuple[str, str], ...]
+    keys: Keys
+    axes: tuple[int, ...]
+    ended: tuple[Keys, Keys] | None = None
+    blank: Keys | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """sum over the axis after the batch's of `weight` (B, n) times the rewards of rows `keys` (B · n,), as leaf `path`."""
+
+    path: str
+    keys: Keys
+    weight: NDArray[np.float64]
+
+    def of(self, rewards: NDArray[Any]) -> NDArray[Any]:
+        """The sums of the rewards (B · n, *shape): (B, *shape)."""
+        entries, n = self.weight.shape
+        summed = np.einsum("bn,bns->bs", self.weight, rewards.reshape(entries, n, -1).astype(np.float64))
+        return summed.reshape(entries, *rewards.shape[1:]).astype(return_dtype(rewards.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """All that one batch is made of. `made`: leaves that are known already. `mask`: (B, T), which rows are real."""
+
+    gathers: tuple[Gather, ...]
+    oldest: int
+    returns: Returns | None = None
+    made: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    mask: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A store's item and derived leaves, as the user gave them."""
+
+    item: Item = field(default_factory=Row)
+    derive: Mapping[str, Derived] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.item, type) or not isinstance(self.item, Item):
+            raise SettingError(
+                f"item={self.item!r}: expected conduit.NStep(…), conduit.Sequence(…), conduit.Trajectory() or conduit.Row()"
+            )
+        if not isinstance(self.derive, Mapping):
+            raise SettingError(
+                f"derive={self.derive!r}: expected a dict of leaf names to conduit.Next(…) or conduit.Stack(…)"
+            )
+        for name, derived in self.derive.items():
+            if not isinstance(name, str) or not name or not isinstance(derived, Next | Stack):
+                raise SettingError(
+                    f"derive={{{name!r}: {derived!r}}}: expected a leaf's name and conduit.Next(…) or conduit.Stack(…)"
+                )
+
+    @property
+    def trivial(self) -> bool:
+        """Whether entries are rows as they are stored: no link is needed."""
+        return isinstance(self.item, Row) and not self.derive
+
+    @property
+    def following(self) -> Following:
+        stacks = [each.depth for each in self.derive.values() if isinstance(each, Stack)]
+        return Following(
+            self.item.needs, any(isinstance(each, Next) for each in self.derive.values()), max(stacks, default=1)
+        )
+
+    def final_sources(self) -> tuple[str, ...]:
+        """The top-level names of stored leaves that finals must bring."""
+        nexts = [each.source for each in self.derive.values() if isinstance(each, Next)]
+        stacks = {name: each.source for name, each in self.derive.items() if isinstance(each, Stack)}
+        return tuple(dict.fromkeys(stacks.get(name, name) for name in nexts))
+
+
+class Composition:
+    """A recipe for rows of a given schema. `schema`: of the batch, its fields without the leading axes."""
+
+    def __init__(self, recipe: Recipe, stored: Schema) -> None:
+        self._recipe, self._item = recipe, recipe.item
+        self._following = recipe.following
+        self._names = _top_level(stored) if not recipe.trivial else {}
+        tree = stored.unflatten({path: path for path in stored.fields})
+        for name in recipe.derive:
+            if "/" in name:
+                raise SchemaError(f"derive: {name!r} contains '/'; expected a top-level name")
+        self.final_fields = {
+            path: stored.fields[path] for name in recipe.final_sources() for path in self._names.get(name, ())
+        }
+        fields = dict(stored.fields)
+        hidden = {path for name in recipe.derive for path in self._names.get(name, ())}
+        self._plain = tuple((path, path) for path in stored.fields if path not in hidden)
+        self._from_last: tuple[tuple[str, str], ...] = ()
+        if isinstance(self._item, NStep):
+            fields |= self._n_step(self._item, stored)
+            tree = {**tree, DISCOUNT: DISCOUNT, STEPS: STEPS}
+        self._derived: list[tuple[Derived, tuple[tuple[str, str], ...]]] = []
+        for name, derived in recipe.derive.items():
+            source = self._stack_of(derived).source
+            if source not in self._names:
+                raise SchemaError(
+                    f"derive={{{name!r}: {derived}}}: rows have no leaf {source!r} at the top; there are {', '.join(map(repr, self._names))}"
+                )
+            leaves = self._names[source]
+            renamed = {path: name + path[len(source) :] for path in leaves}
+            self._derived.append((derived, tuple(renamed.items())))
+            for path in self._names.get(name, ()):
+                fields.pop(path, None)
+            fields |= {renamed[path]: stored.fields[path] for path in leaves}
+            original = stored.unflatten({path: path for path in stored.fields})[source]
+            tree = {**tree, name: map_leaves(lambda path, new=renamed: new[path], original)}
+        self.schema = Schema.named(fields, tree) if not recipe.trivial else stored
+
+    def select(
+        self, keys: Keys, links: Links | None, finals_stop: int, random: np.random.Generator | None
+    ) -> Selection:
+        """What the entries that start at `keys` are made of; in the turn of their draw."""
+        if links is None or random is None:
+            return Selection((Gather(self._plain, keys, keys.shape),), int(np.minimum.reduce(keys)))
+        followed = Followed(links, self._following.needs_next, self._following.depth)
+        entries = self._item.entries(keys, followed, random)
+        blank = None
+        if entries.real is not None and getattr(self._item, "pad", None) != "repeat":
+            blank = _positions(~entries.real)
+        gathers = [Gather(self._plain, entries.rows.reshape(-1), entries.rows.shape, blank=blank)]
+        if self._from_last:
+            gathers.append(Gather(self._from_last, entries.last, entries.last.shape))
+        nexts = entries.rows if entries.real is not None else entries.last
+        stacks: dict[tuple[int, int], tuple[Keys, NDArray[np.bool_]]] = {}
+        for derived, leaves in self._derived:
+            of = nexts if isinstance(derived, Next) else entries.rows
+            gathers.append(self._gather(derived, leaves, of, links, finals_stop, blank, stacks))
+        gathers = [gather for gather in gathers if gather.leaves]
+        # Nothing that an entry is read from is older than its first row, but for a burn-in and stacks.
+        oldest = min(int(np.minimum.reduce(each)) for each in (keys, *(gather.keys for gather in gathers)))
+        if not isinstance(self._item, NStep):
+            return Selection(tuple(gathers), oldest, mask=entries.real)
+        made, returns = self._returns(self._item, entries, links)
+        return Selection(tuple(gathers), oldest, returns, made)
+
+    def _gather(
+        self,
+        derived: Derived,
+        leaves: tuple[tuple[str, str], ...],
+        of: Keys,
+        links: Links,
+        finals_stop: int,
+        blank: Keys | None,
+        stacks: dict[tuple[int, int], tuple[Keys, NDArray[np.bool_]]],
+    ) -> Gather:
+        """What a derived leaf of rows `of`, (B,) or (B, T), is read from."""
+        rows = of.reshape(-1)
+        stack = self._stack_of(derived)
+        if isinstance(stack, Stack):
+            known = (stack.depth, id(of))
+            if known not in stacks:
+                path, count = links.walk_back(rows, stack.depth)
+                stacks[known] = path[:, ::-1], np.arange(stack.depth, 0, -1) > count[:, None]
+            frames, missing = stacks[known]
+            depth, axes = stack.depth, (*of.shape, stack.depth)
+        else:
+            frames, missing, depth, axes = rows[:, None], None, 1, of.shape
+        ended = None
+        if isinstance(derived, Next):
+            onward = links.onward(rows)
+            over = onward == 0
+            after = rows + np.maximum(onward, 0)
+            shifted = np.concatenate([frames[:, 1:], after[:, None]], axis=1)
+            # Nothing came after a row that terminated without a final: its own stack stays.
+            frames = np.where(over[:, None], frames, shifted) if depth > 1 and np.count_nonzero(over) else shifted
+            if missing is not None:
+                moved = np.concatenate([missing[:, 1:], np.zeros((len(rows), 1), np.bool_)], axis=1)
+                missing = np.where(over[:, None], missing, moved)
+            (where,) = np.nonzero(onward < 0)
+            if len(where):
+                ended = (where * depth + depth - 1, links.final_numbers(onward[where], finals_stop))
+        zeros = None if blank is None else (blank[:, None] * depth + np.arange(depth)).reshape(-1)
+        if missing is not None and isinstance(stack, Stack) and stack.pad == "zero":
+            unmade = np.flatnonzero(missing)
+            zeros = unmade if zeros is None else np.union1d(zeros, unmade)
+        return Gather(leaves, frames.reshape(-1), axes, ended, zeros if zeros is not None and len(zeros) else None)
+
+    def _returns(self, item: NStep, entries: Entries, links: Links) -> tuple[dict[str, NDArray[Any]], Returns]:
+        assert entries.chain is not None
+        assert entries.steps is not None
+        powers = gamma_powers(item.gamma, item.most)
+        weight = np.where(np.arange(item.most) < entries.steps[:, None], powers[:-1], 0.0)
+        discount = np.where(links.terminated(entries.last), 0.0, powers[entries.steps])
+        made = {DISCOUNT: discount.astype(np.float32), STEPS: entries.steps.astype(np.int32)}
+        return made, Returns(item.reward, entries.chain.reshape(-1), weight)
+
+    def _n_step(self, item: NStep, stored: Schema) -> dict[str, Field]:
+        """Sorts the leaves by the row that they come from. Returns the fields that an entry has beside the stored ones."""
+        reward = stored.fields.get(item.reward)
+        if reward is None or (reward.dtype.kind not in "biuf" and reward.dtype.name != "bfloat16"):
+            got = f"none of the stored leaves ({', '.join(stored.fields)})" if reward is None else str(reward)
+            raise SchemaError(
+                f"NStep(reward={item.reward!r}): it is {got}; expected a leaf of real numbers, at the top level"
+            )
+        taken = [name for name in (DISCOUNT, STEPS) if name in self._names or name in self._recipe.derive]
+        if taken:
+            raise SchemaError(
+                f"NStep adds leaves {DISCOUNT!r} and {STEPS!r}, and {taken[0]!r} is there already: rename it"
+            )
+        last = [name for name in item.from_last if name in self._names and name not in self._recipe.derive]
+        bootstraps = [name for name in last if name not in (TERMINATED, TRUNCATED)]
+        if not bootstraps and not self._following.needs_next:
+            raise SchemaError(
+                "NStep needs to know what to bootstrap from: push 'next_obs' with every row, name other leaves in from_last=, or derive it: "
+                "derive={'next_obs': conduit.Next('obs')}"
+            )
+        own = [path for path, _ in self._plain if path != item.reward]
+        self._from_last = tuple((path, path) for path in own if path.split("/")[0] in last)
+        self._plain = tuple((path, path) for path in own if path.split("/")[0] not in last)
+        return {
+            item.reward: Field(reward.shape, return_dtype(reward.dtype)),
+            DISCOUNT: Field((), np.dtype(np.float32)),
+            STEPS: Field((), np.dtype(np.int32)),
+        }
+
+    def _stack_of(self, derived: Derived) -> Derived:
+        """The stack that a next is of; else the derived leaf itself."""
+        stack = self._recipe.derive.get(derived.source) if isinstance(derived, Next) else None
+        return stack if isinstance(stack, Stack) else derived
+
+
+def return_dtype(reward: np.dtype[Any]) -> np.dtype[Any]:
+    """Of sums of rewards: the reward's own if it is a float, else float32."""
+    return np.dtype(np.float32) if reward.kind in "biu" else reward
+
+
+def _top_level(stored: Schema) -> dict[str, tuple[str, ...]]:
+    """The leaves' paths by the name that they have, or that their subtree has, at the top."""
+    tree = stored.unflatten({path: path for path in stored.fields})
+    if type(tree) is not dict or not all(isinstance(name, str) for name in tree):
+        raise SchemaError(
+            f"items and derived leaves need rows that are a dict of names at the top; got {stored.structure}"
+        )
+    names: dict[str, tuple[str, ...]] = {}
+    for name, subtree in tree.items():
+        paths: list[str] = []
+        map_leaves(paths.append, subtree)
+        names[name] = tuple(paths)
+    return names
+
+
+def _positions(mask: NDArray[np.bool_]) -> Keys | None:
+    """Where the flattened mask is set; None where it isn't at all."""
+    found = np.flatnonzero(mask)
+    return found if len(found) else None

@@ -1,0 +1,62 @@
+"""The policy version of every live row: one number for each run of rows that share it, not one a row."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys = NDArray[np.int64]
+
+_NEVER = 1 << 62
+
+
+class Versions:
+    """Runs of equal versions, oldest first: usually one or a few, for rows come in the order in which policies were made; as
+    many as pushes at worst, where actors are behind by turns."""
+
+    def __init__(self) -> None:
+        self._runs = np.zeros((2, 16), np.int64)
+        """The first key of each run, and its version; live ones in columns [start, stop)."""
+        self._start = self._stop = 0
+        self._newest: int | None = None
+        self._second = _NEVER
+        """The first key of the second oldest run."""
+
+    def append(self, first: int, version: int | NDArray[np.int64]) -> None:
+        """Rows from `first` on, newer than all so far, have this version; or these, one each."""
+        if isinstance(version, int):
+            if version != self._newest:
+                self._begin(first, version)
+            return
+        changes = np.flatnonzero(version[1:] != version[:-1]) + 1
+        for at in (0, *changes.tolist()) if len(version) else ():
+            if version[at] != self._newest:
+                self._begin(first + at, int(version[at]))
+
+    def evict(self, oldest: int) -> None:
+        """Rows before `oldest` are gone."""
+        if self._second <= oldest:
+            firsts = self._runs[0, self._start : self._stop]
+            self._start += int(np.searchsorted(firsts, oldest, side="right")) - 1
+            self._note_second()
+
+    def of(self, keys: Keys) -> NDArray[np.int64]:
+        """Each row's version."""
+        if self._second == _NEVER:
+            return np.full(len(keys), self._newest)
+        first, version = self._runs[:, self._start : self._stop]
+        return version[np.searchsorted(first, keys, side="right") - 1]
+
+    def _begin(self, first: int, version: int) -> None:
+        if self._stop == self._runs.shape[1]:
+            live = self._runs[:, self._start : self._stop]
+            more = np.zeros((2, max(16, 2 * live.shape[1])), np.int64)
+            more[:, : live.shape[1]] = live
+            self._runs, self._start, self._stop = more, 0, live.shape[1]
+        self._runs[:, self._stop] = first, version
+        self._stop += 1
+        self._newest = version
+        self._note_second()
+
+    def _note_second(self) -> None:
+        self._second = int(self._runs[0, self._start + 1]) if self._stop - self._start > 1 else _NEVER
