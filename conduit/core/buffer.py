@@ -14,6 +14,7 @@ from conduit.core.episodes import End, Rows
 from conduit.core.experience import Field, Schema
 from conduit.core.finals import Finals
 from conduit.core.halt import Halt
+from conduit.core.items import Chance
 from conduit.core.lineage import Lineage
 from conduit.core.placement import Placement, format_bytes
 from conduit.core.recipe import Composition, Gather, Recipe, Returns, Selection
@@ -32,7 +33,7 @@ _QUICK_BYTES = 1 << 17
 _NONE: Keys = np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Written:
     """Rows `window` came; `admitted` rows can be drawn since, and `excluded` ones, though live, can't any more."""
 
@@ -134,12 +135,13 @@ class ExperienceBuffer:
         """What comes in these lanes doesn't follow what came. Returns rows that can be drawn since."""
         return _NONE if self._lineage is None else self._lineage.cut(lanes)
 
-    def select(self, keys: Keys, random: np.random.Generator | None) -> Selection:
-        """What the entries of a batch that start at `keys` are made of. `random`: for what an item chooses by chance."""
+    def select(self, keys: Keys, chance: Chance) -> Selection:
+        """What the entries of a batch that start at `keys` are made of. `chance`: for what an item leaves to it."""
         assert self._composition is not None
         if self._lineage is None:
-            return self._composition.select(keys, None, 0, None)
-        return self._composition.select(keys, self._lineage.links, self._finals.stop if self._finals else 0, random)
+            return self._composition.select_rows(keys)
+        finals_stop = 0 if self._finals is None else self._finals.stop
+        return self._composition.select(keys, self._lineage.links, finals_stop, chance)
 
     def drop(self) -> None:
         """No row is live any more; numbers go on counting."""
@@ -221,20 +223,21 @@ class ExperienceBuffer:
         return admitted
 
     def _gathered(self, gather: Gather, to: Endpoint) -> Columns[Any]:
-        fields = tuple(stored for stored, _ in gather.leaves)
+        fields = gather.fields
         columns = self._rows(gather.keys, fields, to)
         if gather.ended is not None:
             assert self._finals is not None
             places, numbers = gather.ended
-            numbers = self._padded(numbers, to)
+            numbers = self._padded(self._padded(numbers, self._finals.at), to)
             columns = self._scatter(columns, places, self._finals.read(numbers, fields, to), fields)
         if gather.blank is not None:
             count = self._backend.padded(len(gather.blank), to)
             zeros = {path: np.zeros((count, *self._field(path).shape), self._field(path).dtype) for path in fields}
             columns = self._scatter(columns, gather.blank, Columns(PAGEABLE, zeros, count), fields)
-        if len(gather.axes) == 1 and all(stored == path for stored, path in gather.leaves):
+        if len(gather.axes) == 1 and gather.paths is fields:
             return columns
-        arrays = {path: _reshaped(columns.arrays[stored], gather.axes) for stored, path in gather.leaves}
+        pairs = zip(fields, gather.paths, strict=True)
+        arrays = {path: _reshaped(columns.arrays[stored], gather.axes) for stored, path in pairs}
         return replace(columns, arrays=arrays, rows=gather.axes[0])
 
     def _rows(self, keys: Keys, fields: Sequence[str], to: Endpoint) -> Columns[Any]:

@@ -33,6 +33,8 @@ class Candidates:
         ready = places - (self._lag + needs.ahead - 1)
         if needs.period == 1:
             self._starts[lanes, places % width] = keys
+            if np.minimum.reduce(ready) >= 0:
+                return self._starts[lanes, ready % width]
             can = ready >= 0
         else:
             self._note(lanes, places, keys)

@@ -49,7 +49,7 @@ class Request:
     """The leaves of each batch once they have been read, or why they can't be."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chosen:
     """One batch of a request: its draw, what its entries are made of, and the policy version of the rows that start them."""
 
@@ -58,7 +58,7 @@ class Chosen:
     version: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Drawn:
     """A request's batches, and the lease that keeps their rows until they have been read; None where they have been in their
     turn."""
@@ -181,8 +181,8 @@ class Delivery:
 
     def _choose(self, number: int, request: Request, window: Window) -> Chosen:
         draw = self._sampler.draw(number, request.rows, window, request.stream)
-        random = self._choices.at(number, _CHOICES + request.stream)
-        return Chosen(draw, self._buffer.select(draw.keys, random), self._buffer.version_of(draw.keys))
+        selection = self._buffer.select(draw.keys, lambda: self._choices.at(number, _CHOICES + request.stream))
+        return Chosen(draw, selection, self._buffer.version_of(draw.keys))
 
     def _missing(self, rows: int, number: int) -> str | None:
         return self._sampler.missing(self._buffer.window, rows, number)
@@ -209,12 +209,15 @@ class Delivery:
         schema, draw = self._buffer.batch_schema, chosen.draw
         if self._hooks:
             schema, columns = self._transform(schema, columns, self._landing)
-        extra = {_WEIGHT: draw.weight, _MASK: chosen.selection.mask}
-        extra = {path: array for path, array in extra.items() if array is not None}
+        extra: dict[str, Any] = {}
+        if draw.weight is not None:
+            extra[_WEIGHT] = draw.weight
+        if chosen.selection.mask is not None:
+            extra[_MASK] = chosen.selection.mask
         on_device: list[Columns[Any]] = [] if self._landing.is_host else [columns]
         if extra and on_device:
             on_device.append(self._backend.adopt(extra, self._landing))
-            extra = on_device[1].arrays
+            extra = dict(on_device[1].arrays)
         together = replace(columns, arrays={**columns.arrays, **extra}) if extra else columns
         arrays = self._backend.hand_over(together, self._target)
         info = SampleInfo(

@@ -37,7 +37,7 @@ class Finals:
     ) -> None:
         """`most`: there are never more live ones. `check_room(bytes)` raises CapacityError where memory for them isn't to be had."""
         self._schema = Schema(fields, optree.tree_structure(cast(Any, dict.fromkeys(fields, 0))))
-        self._backend, self._at, self._most, self._check_room = backend, at, most, check_room
+        self._backend, self.at, self._most, self._check_room = backend, at, most, check_room
         self._lock = threading.Lock()
         self._shard: Shard | None = None
         self._first = self.stop = 0
@@ -94,10 +94,10 @@ class Finals:
             rows *= 2
         rows = max(min(rows, self._most), live + more)
         self._check_room(rows * self._schema.row_bytes)
-        new = Shard(self._backend, self._schema, rows, self._at)
+        new = Shard(self._backend, self._schema, rows, self.at)
         if old is not None and live:
             kept = np.arange(self._first, self.stop) % old.rows
-            _write(new, self._first, old.read(kept, tuple(self._schema.fields), self._at))
+            _write(new, self._first, old.read(kept, tuple(self._schema.fields), self.at))
         with self._lock:
             self._shard = new
         if old is not None:

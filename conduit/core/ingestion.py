@@ -96,9 +96,11 @@ class IngestionChain:
         places = sorted(rows.finals)
         finals = [rows.finals[place] for place in places]
         ended = map_leaves(lambda leaf: leaf[places], rows.data)
-        known = [name for name in self._finals_of if all(name in final for final in finals)]
+        # Whole leaves or subtrees that every final has; a hook may make of them what a next is derived from.
         told = {
-            name: map_leaves(lambda *leaves: np.stack(leaves), *(final[name] for final in finals)) for name in known
+            name: map_leaves(lambda *leaves: np.stack(leaves), *(final[name] for final in finals))
+            for name, leaf in ended.items()
+            if all(name in final and _alike(final[name], leaf) for final in finals)
         }
         data = _run_on_rows(
             self._prefix, replace(rows, data={**ended, **told}, lane=rows.lane[places], schema=None)
@@ -267,6 +269,10 @@ class Ingestion:
 
 def _why_waiting() -> str:
     return "rows that were pushed before are still being ingested"
+
+
+def _alike(one: Tree, other: Tree) -> bool:
+    return optree.tree_structure(one) == optree.tree_structure(other)
 
 
 def _joined(units: Sequence[Rows | Cut]) -> list[Rows | Cut]:

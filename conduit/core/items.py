@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from collections.abc import Sequence as Names
 from dataclasses import dataclass
 from numbers import Real
@@ -17,6 +17,9 @@ from conduit.errors import SettingError
 
 Keys = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+
+Chance = Callable[[], np.random.Generator]
+"""Makes the generator for what an item leaves to chance: the same for the same batch."""
 
 WHOLE = 1 << 40
 """More rows than any episode has."""
@@ -84,8 +87,8 @@ class Item(Protocol):
     @property
     def needs(self) -> Needs: ...
 
-    def entries(self, keys: Keys, followed: Followed, random: np.random.Generator) -> Entries:
-        """The entries that start at `keys` (B,), which are drawable."""
+    def entries(self, keys: Keys, followed: Followed, chance: Chance) -> Entries:
+        """The entries that start at `keys` (B,), which are drawable; in the turn of their draw."""
         ...
 
 
@@ -97,7 +100,7 @@ class Row:
     def needs(self) -> Needs:
         return Needs()
 
-    def entries(self, keys: Keys, followed: Followed, random: np.random.Generator) -> Entries:
+    def entries(self, keys: Keys, followed: Followed, chance: Chance) -> Entries:
         return Entries(keys, keys)
 
 
@@ -140,10 +143,10 @@ class NStep:
     def needs(self) -> Needs:
         return Needs(ahead=self.most, partial=True)
 
-    def entries(self, keys: Keys, followed: Followed, random: np.random.Generator) -> Entries:
+    def entries(self, keys: Keys, followed: Followed, chance: Chance) -> Entries:
         chain, steps = followed.chain(keys, self.most)
         if isinstance(self.n, range):
-            steps = np.minimum(steps, np.asarray(self.n)[random.integers(0, len(self.n), len(keys))])
+            steps = np.minimum(steps, np.asarray(self.n)[chance().integers(0, len(self.n), len(keys))])
         return Entries(keys, chain[_each(keys), steps - 1], chain=chain, steps=steps)
 
 
@@ -176,7 +179,7 @@ class Sequence:
     def needs(self) -> Needs:
         return Needs((self.length - 1) * self.stride + 1, self.period, self.pad is not None)
 
-    def entries(self, keys: Keys, followed: Followed, random: np.random.Generator) -> Entries:
+    def entries(self, keys: Keys, followed: Followed, chance: Chance) -> Entries:
         chain, count = followed.chain(keys, self.needs.ahead)
         rows = chain[:, :: self.stride]
         count = (count - 1) // self.stride + 1
@@ -216,7 +219,7 @@ class Trajectory:
     def needs(self) -> Needs:
         return Needs(ahead=WHOLE, period=WHOLE, partial=True)
 
-    def entries(self, keys: Keys, followed: Followed, random: np.random.Generator) -> Entries:
+    def entries(self, keys: Keys, followed: Followed, chance: Chance) -> Entries:
         # How long the longest is isn't known before: twice as far until all have ended.
         rows = 64
         while True:
@@ -238,8 +241,3 @@ def _filled(rows: Keys, count: NDArray[np.int64]) -> Keys:
 
 def _each(of: NDArray[Any]) -> NDArray[np.int64]:
     return np.arange(len(of))
-
-
-def gamma_powers(gamma: float, n: int) -> NDArray[np.float64]:
-    """gamma^0 … gamma^n."""
-    return np.array([math.pow(gamma, power) for power in range(n + 1)])

@@ -12,7 +12,6 @@ from conduit.core.candidates import NONE, Candidates
 from conduit.core.episodes import End
 from conduit.core.items import Needs
 from conduit.core.links import Links
-from conduit.core.ring import Window
 from conduit.core.starts import Starts
 
 Keys = NDArray[np.int64]
@@ -40,12 +39,14 @@ class Lineage:
         """By lane: its last row if that is open; else -1."""
         self._place = np.zeros(0, np.int64)
         """By lane: the place that its next row has in the episode."""
+        self._step_lanes: NDArray[np.int64] | None = None
+        """The lanes of the last step, known to be ascending: most steps come with the very same array."""
 
     def evict(self, first: int, rows: int) -> Keys:
         """Rows [first, first + rows), the oldest, are live no more; their slots still say what they were. Returns others that
         are drawable no more."""
         self.links.oldest = first + rows
-        self.starts.evict(Window(first, first + rows))
+        self.starts.evict(first, rows)
         if self._following.depth == 1:
             return NONE
         return self.starts.exclude(self.links.successors(first, rows, self._following.depth - 1))
@@ -56,7 +57,12 @@ class Lineage:
         if lost:
             self.links.oldest = first + lost
         self.links.put(first + lost, end[lost:])
+        if lane is self._step_lanes:
+            return self._admit(self._step(first, lane, end))
         self._know(int(np.maximum.reduce(lane)) + 1)
+        if _ascends(lane):
+            self._step_lanes = lane
+            return self._admit(self._step(first, lane, end))
         found = [
             self._isolated(first, start, stop, end)
             if lane[start] < 0
@@ -134,10 +140,10 @@ class Lineage:
 
     def _admit(self, keys: Keys) -> Keys:
         """Those of `keys`, all settled by now, that are live and whose stacks are."""
+        if len(keys) and np.minimum.reduce(keys) < self.links.oldest:
+            keys = keys[keys >= self.links.oldest]
         if not len(keys):
             return keys
-        if np.minimum.reduce(keys) < self.links.oldest:
-            keys = keys[keys >= self.links.oldest]
         if self._following.depth > 1 and self.links.oldest:
             path, count = self.links.walk_back(keys, self._following.depth)
             keys = keys[(count == self._following.depth) | self.links.begins(path[:, -1])]
@@ -154,14 +160,16 @@ class Lineage:
         self._candidates.grow(lanes)
 
 
+def _ascends(lane: NDArray[np.int64]) -> bool:
+    """Whether the rows are each of another lane, in ascending order."""
+    return lane[0] >= 0 and np.count_nonzero(lane[1:] > lane[:-1]) == len(lane) - 1
+
+
 def _pieces(lane: NDArray[np.int64], end: NDArray[np.uint8]) -> Iterator[tuple[int, int, bool]]:
     """Rows split into (start, stop, whether all are of one lane): else each is of another lane, in ascending order. Rows of
     one lane are split after each end."""
     rows = len(lane)
     apart = lane[1:] - lane[:-1]
-    if rows == 1 or (np.count_nonzero(apart > 0) == rows - 1 and lane[0] >= 0):
-        yield 0, rows, False
-        return
     start = 0
     while start < rows:
         if start + 1 < rows and apart[start] == 0:

@@ -32,22 +32,24 @@ class Links:
 
     def put(self, first: int, ends: NDArray[np.uint8]) -> None:
         """Rows [first, first + len(ends)) are there; nothing is known of what is before and after them. At most as many as slots."""
-        low = first % self._capacity
-        head = min(len(ends), self._capacity - low)
-        for start, part in ((low, ends[:head]), (0, ends[head:])):
-            if len(part):
-                self._onward[start : start + len(part)] = 0
-                self._back[start : start + len(part)] = 0
-                self._end[start : start + len(part)] = part
+        low, rows = first % self._capacity, len(ends)
+        if low + rows > self._capacity:
+            head = self._capacity - low
+            self.put(first, ends[:head])
+            self.put(first + head, ends[head:])
+            return
+        self._onward[low : low + rows] = 0
+        self._back[low : low + rows] = 0
+        self._end[low : low + rows] = ends
 
     def connect(self, keys: Keys, before: Keys) -> None:
         """Row `keys[i]` is the successor of row `before[i]`, which may be evicted; -1: it has no predecessor."""
         distance = keys - before
-        live = before >= self.oldest
-        if np.count_nonzero(live) == len(keys):
+        if np.minimum.reduce(before) >= self.oldest:
             self._onward[before % self._capacity] = distance
             self._back[keys % self._capacity] = distance
             return
+        live = before >= self.oldest
         self._onward[before[live] % self._capacity] = distance[live]
         self._back[keys % self._capacity] = np.where(before >= 0, np.minimum(distance, _FARTHEST), 0)
 
@@ -112,28 +114,53 @@ class Links:
         if rows == 1:
             return keys[:, None], np.ones(len(keys), np.int64)
         # Lanes that are pushed in lockstep have all their rows at one distance: guessed, and then each link is checked.
-        distance = links.take(keys % self._capacity)
-        stride = np.maximum(distance, 0).astype(np.int64)
-        path = keys[:, None] + (sign * stride)[:, None] * np.arange(rows)
-        linked = (links.take(path[:, :-1] % self._capacity) == stride[:, None]) & (stride > 0)[:, None]
+        slots = keys % self._capacity
+        stride = np.maximum(links.take(slots), 0).astype(np.int64)
+        steps = (sign * stride)[:, None] * np.arange(rows)
+        path = keys[:, None] + steps
+        at = self._wrapped(slots[:, None] + steps[:, :-1])
+        onward = links.take(at)
+        linked = onward == stride[:, None]
+        linked[:, 0] = stride > 0
         if sign < 0:
             linked &= path[:, 1:] >= self.oldest
         if np.count_nonzero(linked) == linked.size:
             return path, np.full(len(keys), rows)
-        count = np.where(np.logical_and.reduce(linked, axis=1), rows, linked.argmin(axis=1) + 1)
-        (short,) = np.nonzero(count < rows)
-        # What the guess didn't reach is followed row by row: other actors pushed in between, or the lane goes on no further.
-        here = path[short, count[short] - 1]
-        column = count[short]
-        while True:
+        whole = np.logical_and.reduce(linked, axis=1)
+        (short,) = np.nonzero(~whole)
+        count = np.full(len(keys), rows)
+        reached = linked[short].argmin(axis=1) + 1
+        count[short] = reached
+        # What the guess didn't reach is followed row by row, where other actors pushed in between. Elsewhere the episode is over.
+        on = np.flatnonzero(onward[short, reached - 1] > 0)
+        if len(on):
+            count[short[on]] = self._row_by_row(links, sign, path, short[on], reached[on])
+        last = path[short, count[short] - 1]
+        path[short] = np.where(np.arange(rows) < count[short, None], path[short], last[:, None])
+        return path, count
+
+    def _row_by_row(
+        self, links: NDArray[np.signedinteger], sign: int, path: Keys, entry: Keys, column: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Goes on with entries `entry` of `path` from their columns `column` on. Returns how many rows each has."""
+        count, active = column.copy(), np.arange(len(entry))
+        here = path[entry, column - 1]
+        while len(active):
             onward = links.take(here % self._capacity)
             there = here + sign * np.maximum(onward, 0).astype(np.int64)
-            goes = (onward > 0) & (there >= self.oldest) & (column < rows)
-            if not np.count_nonzero(goes):
-                break
-            short, here, column = short[goes], there[goes], column[goes]
-            path[short, column] = here
-            column = column + 1
-            count[short] = column
-        last = path[np.arange(len(keys)), count - 1]
-        return np.where(np.arange(rows) < count[:, None], path, last[:, None]), count
+            goes = (onward > 0) & (there >= self.oldest) & (count[active] < path.shape[1])
+            active, here = active[goes], there[goes]
+            path[entry[active], count[active]] = here
+            count[active] += 1
+        return count
+
+    def _wrapped(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`slots`, which are at most far off on one side, within the ring: a division of each costs more than the rest."""
+        low, high = int(np.minimum.reduce(slots, axis=None)), int(np.maximum.reduce(slots, axis=None))
+        if low < -self._capacity or high >= 2 * self._capacity:
+            return slots % self._capacity
+        if high >= self._capacity:
+            slots[slots >= self._capacity] -= self._capacity
+        if low < 0:
+            slots[slots < 0] += self._capacity
+        return slots

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from conduit.core.derived import Derived, Next, Stack
 from conduit.core.experience import Field, Schema, map_leaves
-from conduit.core.items import Entries, Followed, Item, NStep, Row, gamma_powers
+from conduit.core.items import Chance, Entries, Followed, Item, NStep, Row
 from conduit.core.lineage import Following
 from conduit.core.links import Links
 from conduit.core.signature import TERMINATED, TRUNCATED
@@ -23,21 +23,25 @@ DISCOUNT, STEPS = "discount", "n_step"
 """What NStep adds to an entry."""
 
 
-@dataclass(frozen=True, slots=True)
+# Of what follows some are made for every batch, so they aren't frozen, which would cost microseconds.
+
+
+@dataclass(slots=True)
 class Gather:
     """Rows `keys` of some stored leaves, as leaves of a batch.
 
-    `leaves`: (stored path, path in the batch). `axes`: the batch's leading axes, whose product is the number of keys.
+    `fields`: the stored leaves' paths, `paths`: what they are called in the batch. `axes`: the batch's leading axes, whose product is the number of keys.
     `ended`: positions among the keys whose row is a final's, and which final's. `blank`: positions that are zeros."""
 
-    leaves: tuple[tuple[str, str], ...]
+    fields: tuple[str, ...]
+    paths: tuple[str, ...]
     keys: Keys
     axes: tuple[int, ...]
     ended: tuple[Keys, Keys] | None = None
     blank: Keys | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Returns:
     """sum over the axis after the batch's of `weight` (B, n) times the rewards of rows `keys` (B · n,), as leaf `path`."""
 
@@ -52,7 +56,7 @@ class Returns:
         return summed.reshape(entries, *rewards.shape[1:]).astype(return_dtype(rewards.dtype))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Selection:
     """All that one batch is made of. `made`: leaves that are known already. `mask`: (B, T), which rows are real."""
 
@@ -120,12 +124,12 @@ class Composition:
         }
         fields = dict(stored.fields)
         hidden = {path for name in recipe.derive for path in self._names.get(name, ())}
-        self._plain = tuple((path, path) for path in stored.fields if path not in hidden)
-        self._from_last: tuple[tuple[str, str], ...] = ()
+        self._plain = tuple(path for path in stored.fields if path not in hidden)
+        self._from_last: tuple[str, ...] = ()
         if isinstance(self._item, NStep):
             fields |= self._n_step(self._item, stored)
             tree = {**tree, DISCOUNT: DISCOUNT, STEPS: STEPS}
-        self._derived: list[tuple[Derived, tuple[tuple[str, str], ...]]] = []
+        self._derived: list[tuple[Derived, tuple[str, ...], tuple[str, ...]]] = []
         for name, derived in recipe.derive.items():
             source = self._stack_of(derived).source
             if source not in self._names:
@@ -134,7 +138,7 @@ class Composition:
                 )
             leaves = self._names[source]
             renamed = {path: name + path[len(source) :] for path in leaves}
-            self._derived.append((derived, tuple(renamed.items())))
+            self._derived.append((derived, tuple(renamed), tuple(renamed.values())))
             for path in self._names.get(name, ()):
                 fields.pop(path, None)
             fields |= {renamed[path]: stored.fields[path] for path in leaves}
@@ -142,26 +146,23 @@ class Composition:
             tree = {**tree, name: map_leaves(lambda path, new=renamed: new[path], original)}
         self.schema = Schema.named(fields, tree) if not recipe.trivial else stored
 
-    def select(
-        self, keys: Keys, links: Links | None, finals_stop: int, random: np.random.Generator | None
-    ) -> Selection:
+    def select(self, keys: Keys, links: Links, finals_stop: int, chance: Chance) -> Selection:
         """What the entries that start at `keys` are made of; in the turn of their draw."""
-        if links is None or random is None:
-            return Selection((Gather(self._plain, keys, keys.shape),), int(np.minimum.reduce(keys)))
         followed = Followed(links, self._following.needs_next, self._following.depth)
-        entries = self._item.entries(keys, followed, random)
+        entries = self._item.entries(keys, followed, chance)
         blank = None
         if entries.real is not None and getattr(self._item, "pad", None) != "repeat":
             blank = _positions(~entries.real)
-        gathers = [Gather(self._plain, entries.rows.reshape(-1), entries.rows.shape, blank=blank)]
+        gathers = [Gather(self._plain, self._plain, entries.rows.reshape(-1), entries.rows.shape, blank=blank)]
         if self._from_last:
-            gathers.append(Gather(self._from_last, entries.last, entries.last.shape))
+            gathers.append(Gather(self._from_last, self._from_last, entries.last, entries.last.shape))
         nexts = entries.rows if entries.real is not None else entries.last
         stacks: dict[tuple[int, int], tuple[Keys, NDArray[np.bool_]]] = {}
-        for derived, leaves in self._derived:
+        for derived, fields, paths in self._derived:
             of = nexts if isinstance(derived, Next) else entries.rows
-            gathers.append(self._gather(derived, leaves, of, links, finals_stop, blank, stacks))
-        gathers = [gather for gather in gathers if gather.leaves]
+            made = self._gather(derived, of, links, finals_stop, blank, stacks)
+            gathers.append(Gather(fields, paths, *made))
+        gathers = [gather for gather in gathers if gather.fields]
         # Nothing that an entry is read from is older than its first row, but for a burn-in and stacks.
         oldest = min(int(np.minimum.reduce(each)) for each in (keys, *(gather.keys for gather in gathers)))
         if not isinstance(self._item, NStep):
@@ -169,17 +170,20 @@ class Composition:
         made, returns = self._returns(self._item, entries, links)
         return Selection(tuple(gathers), oldest, returns, made)
 
+    def select_rows(self, keys: Keys) -> Selection:
+        """The same for a trivial recipe."""
+        return Selection((Gather(self._plain, self._plain, keys, keys.shape),), int(np.minimum.reduce(keys)))
+
     def _gather(
         self,
         derived: Derived,
-        leaves: tuple[tuple[str, str], ...],
         of: Keys,
         links: Links,
         finals_stop: int,
         blank: Keys | None,
         stacks: dict[tuple[int, int], tuple[Keys, NDArray[np.bool_]]],
-    ) -> Gather:
-        """What a derived leaf of rows `of`, (B,) or (B, T), is read from."""
+    ) -> tuple[Keys, tuple[int, ...], tuple[Keys, Keys] | None, Keys | None]:
+        """What a derived leaf of rows `of`, (B,) or (B, T), is read from: a gather's keys, axes, ended and blank."""
         rows = of.reshape(-1)
         stack = self._stack_of(derived)
         if isinstance(stack, Stack):
@@ -209,16 +213,15 @@ class Composition:
         if missing is not None and isinstance(stack, Stack) and stack.pad == "zero":
             unmade = np.flatnonzero(missing)
             zeros = unmade if zeros is None else np.union1d(zeros, unmade)
-        return Gather(leaves, frames.reshape(-1), axes, ended, zeros if zeros is not None and len(zeros) else None)
+        return frames.reshape(-1), axes, ended, zeros if zeros is not None and len(zeros) else None
 
     def _returns(self, item: NStep, entries: Entries, links: Links) -> tuple[dict[str, NDArray[Any]], Returns]:
         assert entries.chain is not None
         assert entries.steps is not None
-        powers = gamma_powers(item.gamma, item.most)
-        weight = np.where(np.arange(item.most) < entries.steps[:, None], powers[:-1], 0.0)
-        discount = np.where(links.terminated(entries.last), 0.0, powers[entries.steps])
-        made = {DISCOUNT: discount.astype(np.float32), STEPS: entries.steps.astype(np.int32)}
-        return made, Returns(item.reward, entries.chain.reshape(-1), weight)
+        discount = self._discounts[entries.steps]
+        discount[links.terminated(entries.last)] = 0.0
+        made = {DISCOUNT: discount, STEPS: entries.steps.astype(np.int32)}
+        return made, Returns(item.reward, entries.chain.reshape(-1), self._weights[entries.steps])
 
     def _n_step(self, item: NStep, stored: Schema) -> dict[str, Field]:
         """Sorts the leaves by the row that they come from. Returns the fields that an entry has beside the stored ones."""
@@ -240,9 +243,14 @@ class Composition:
                 "NStep needs to know what to bootstrap from: push 'next_obs' with every row, name other leaves in from_last=, or derive it: "
                 "derive={'next_obs': conduit.Next('obs')}"
             )
-        own = [path for path, _ in self._plain if path != item.reward]
-        self._from_last = tuple((path, path) for path in own if path.split("/")[0] in last)
-        self._plain = tuple((path, path) for path in own if path.split("/")[0] not in last)
+        powers = item.gamma ** np.arange(item.most + 1.0)
+        self._discounts = powers.astype(np.float32)
+        """By m: gamma^m."""
+        self._weights = np.tri(item.most + 1, item.most, -1) * powers[:-1]
+        """By m: of the rewards of a chain, gamma^i for the first m."""
+        own = [path for path in self._plain if path != item.reward]
+        self._from_last = tuple(path for path in own if path.split("/")[0] in last)
+        self._plain = tuple(path for path in own if path.split("/")[0] not in last)
         return {
             item.reward: Field(reward.shape, return_dtype(reward.dtype)),
             DISCOUNT: Field((), np.dtype(np.float32)),

@@ -17,7 +17,7 @@ Keys = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draw:
     """Rows chosen for one batch, each in (batch,), or one number where it is the same for all. `SampleInfo` says what each is.
     `weight` None: all are 1."""

@@ -44,13 +44,17 @@ class Starts:
         self.count -= int(np.count_nonzero(were))
         return keys[were]
 
-    def evict(self, evicted: Window) -> None:
-        """These rows are live no more. At most as many as the capacity."""
-        rows, low = len(evicted), evicted.first % self._capacity
-        head = min(rows, self._capacity - low)
-        for part in (self._drawable[low : low + head], self._drawable[: rows - head]):
-            self.count -= int(np.count_nonzero(part))
-            part[:] = False
+    def evict(self, first: int, rows: int) -> None:
+        """Rows [first, first + rows) are live no more. At most as many as the capacity."""
+        low = first % self._capacity
+        if low + rows > self._capacity:
+            head = self._capacity - low
+            self.evict(first, head)
+            self.evict(first + head, rows - head)
+            return
+        evicted = self._drawable[low : low + rows]
+        self.count -= int(np.count_nonzero(evicted))
+        evicted[:] = False
 
     def choose(self, random: np.random.Generator, rows: int, window: Window) -> Keys:
         """`rows` drawable keys of `window`, each with equal chance, with replacement. There must be one.
@@ -61,7 +65,7 @@ class Starts:
         need = rows
         while need and need * len(window) <= MOST_TRIES * self.count:
             tries = int(1.1 * need * len(window) / self.count) + 8
-            keys = random.integers(window.first, window.stop, tries)
+            keys = window.first + (random.random(tries) * len(window)).astype(np.int64)
             keys = keys[self._drawable.take(keys % self._capacity)][:need]
             found.append(keys)
             need -= len(keys)

@@ -39,7 +39,7 @@ def write(into: ExperienceBuffer, data, version: np.ndarray):
 
 
 def read(from_: ExperienceBuffer, keys: np.ndarray):
-    return from_.read(from_.select(keys, None), PAGEABLE).arrays
+    return from_.read(from_.select(keys, np.random.default_rng), PAGEABLE).arrays
 
 
 def keys_at(from_: ExperienceBuffer, keys: np.ndarray) -> list[int]:

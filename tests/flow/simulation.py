@@ -305,7 +305,9 @@ class Simulation:
         window = store._buffer.window
         assert window.stop == self.seen.pushed
         keys = np.arange(window.first, window.stop)
-        columns = store._buffer.read(store._buffer.select(keys, None), conduit.Endpoint.parse("pageable")).arrays
+        columns = store._buffer.read(
+            store._buffer.select(keys, np.random.default_rng), conduit.Endpoint.parse("pageable")
+        ).arrays
         _check_rows(columns)
         place = list(zip(columns["lane"].tolist(), columns["row"].tolist(), strict=True))
         assert len(set(place)) == len(place)
