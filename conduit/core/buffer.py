@@ -175,7 +175,7 @@ class ExperienceBuffer:
         self._end(lease)
 
     def read(self, selection: Selection, to: Endpoint) -> Columns[Any]:
-        """What was selected, as leaves of a batch in memory of their own at `to`. The caller holds a lease from `selection.oldest` on."""
+        """What was selected, as leaves of a batch in memory of their own at `to`. The caller holds a lease from `selection.oldest()` on."""
         parts = [self._gathered(gather, to) for gather in selection.gathers]
         if len(parts) == 1 and selection.returns is None:
             return parts[0]

@@ -176,7 +176,7 @@ class Delivery:
             request.drawn = Drawn(batches, window, None)
             self._read(request)
             return
-        oldest = min(chosen.selection.oldest for chosen in batches)
+        oldest = min(chosen.selection.oldest() for chosen in batches)
         request.drawn = Drawn(batches, window, self._buffer.lease(oldest, lambda: self._read(request)))
 
     def _choose(self, number: int, request: Request, window: Window) -> Chosen:

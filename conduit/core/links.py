@@ -113,46 +113,44 @@ class Links:
     ) -> tuple[Keys, NDArray[np.int64]]:
         if rows == 1:
             return keys[:, None], np.ones(len(keys), np.int64)
-        # Lanes that are pushed in lockstep have all their rows at one distance: guessed, and then each link is checked.
+        # Lanes that are pushed in lockstep have all their rows at one distance: guessed, and then each link is checked. Laid out
+        # by step, then by entry: NumPy is quick along the longer axis.
         slots = keys % self._capacity
         stride = np.maximum(links.take(slots), 0).astype(np.int64)
-        steps = (sign * stride)[:, None] * np.arange(rows)
-        path = keys[:, None] + steps
-        at = self._wrapped(slots[:, None] + steps[:, :-1])
-        onward = links.take(at)
-        linked = onward == stride[:, None]
-        linked[:, 0] = stride > 0
+        hops = np.multiply.outer(np.arange(rows), sign * stride)
+        path = hops + keys
+        onward = links.take(self._wrapped(hops[:-1] + slots))
+        linked = onward == stride
+        linked[0] = stride > 0
         if sign < 0:
-            linked &= path[:, 1:] >= self.oldest
-        if np.count_nonzero(linked) == linked.size:
-            return path, np.full(len(keys), rows)
-        whole = np.logical_and.reduce(linked, axis=1)
-        (short,) = np.nonzero(~whole)
+            linked &= path[1:] >= self.oldest
         count = np.full(len(keys), rows)
-        reached = linked[short].argmin(axis=1) + 1
-        count[short] = reached
-        # What the guess didn't reach is followed row by row, where other actors pushed in between. Elsewhere the episode is over.
-        on = np.flatnonzero(onward[short, reached - 1] > 0)
-        if len(on):
-            count[short[on]] = self._row_by_row(links, sign, path, short[on], reached[on])
-        last = path[short, count[short] - 1]
-        path[short] = np.where(np.arange(rows) < count[short, None], path[short], last[:, None])
-        return path, count
+        broken = np.flatnonzero(~linked)
+        if len(broken):
+            step, entry = np.divmod(broken, len(keys))
+            # Of several assignments the last stays: of an entry's broken links the first.
+            count[entry[::-1]] = step[::-1] + 1
+            (short,) = np.nonzero(count < rows)
+            # Beyond a broken link an episode goes on where other actors pushed in between.
+            on = short[onward[count[short] - 1, short] > 0]
+            if len(on):
+                self._row_by_row(links, sign, path, count, on)
+            last = path[count[short] - 1, short]
+            path[:, short] = np.where(np.arange(rows)[:, None] < count[short], path[:, short], last)
+        return path.T, count
 
     def _row_by_row(
-        self, links: NDArray[np.signedinteger], sign: int, path: Keys, entry: Keys, column: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Goes on with entries `entry` of `path` from their columns `column` on. Returns how many rows each has."""
-        count, active = column.copy(), np.arange(len(entry))
-        here = path[entry, column - 1]
-        while len(active):
+        self, links: NDArray[np.signedinteger], sign: int, path: Keys, count: NDArray[np.int64], entry: Keys
+    ) -> None:
+        """Goes on with some entries of `path` (rows, B) where they have `count` rows, as far as their links lead."""
+        here = path[count[entry] - 1, entry]
+        while len(entry):
             onward = links.take(here % self._capacity)
             there = here + sign * np.maximum(onward, 0).astype(np.int64)
-            goes = (onward > 0) & (there >= self.oldest) & (count[active] < path.shape[1])
-            active, here = active[goes], there[goes]
-            path[entry[active], count[active]] = here
-            count[active] += 1
-        return count
+            goes = (onward > 0) & (there >= self.oldest) & (count[entry] < len(path))
+            entry, here = entry[goes], there[goes]
+            path[count[entry], entry] = here
+            count[entry] += 1
 
     def _wrapped(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """`slots`, which are at most far off on one side, within the ring: a division of each costs more than the rest."""

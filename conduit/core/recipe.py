@@ -43,17 +43,18 @@ class Gather:
 
 @dataclass(slots=True)
 class Returns:
-    """sum over the axis after the batch's of `weight` (B, n) times the rewards of rows `keys` (B · n,), as leaf `path`."""
+    """sum over n of `weight` (n, B) times the rewards of rows `keys` (n · B,), as leaf `path`."""
 
     path: str
     keys: Keys
     weight: NDArray[np.float64]
 
     def of(self, rewards: NDArray[Any]) -> NDArray[Any]:
-        """The sums of the rewards (B · n, *shape): (B, *shape)."""
-        entries, n = self.weight.shape
-        summed = np.einsum("bn,bns->bs", self.weight, rewards.reshape(entries, n, -1).astype(np.float64))
-        return summed.reshape(entries, *rewards.shape[1:]).astype(return_dtype(rewards.dtype))
+        """The sums of the rewards (n · B, *shape): (B, *shape)."""
+        n, entries = self.weight.shape
+        weight = self.weight.reshape(n, entries, *[1] * (rewards.ndim - 1))
+        weighted = weight * rewards.reshape(n, entries, *rewards.shape[1:]).astype(np.float64)
+        return np.add.reduce(weighted, axis=0).astype(return_dtype(rewards.dtype))
 
 
 @dataclass(slots=True)
@@ -61,10 +62,16 @@ class Selection:
     """All that one batch is made of. `made`: leaves that are known already. `mask`: (B, T), which rows are real."""
 
     gathers: tuple[Gather, ...]
-    oldest: int
     returns: Returns | None = None
     made: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     mask: NDArray[np.bool_] | None = None
+
+    def oldest(self) -> int:
+        """The oldest row that is read."""
+        keys = [gather.keys for gather in self.gathers]
+        if self.returns is not None:
+            keys.append(self.returns.keys)
+        return min(int(np.minimum.reduce(each)) for each in keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +170,14 @@ class Composition:
             made = self._gather(derived, of, links, finals_stop, blank, stacks)
             gathers.append(Gather(fields, paths, *made))
         gathers = [gather for gather in gathers if gather.fields]
-        # Nothing that an entry is read from is older than its first row, but for a burn-in and stacks.
-        oldest = min(int(np.minimum.reduce(each)) for each in (keys, *(gather.keys for gather in gathers)))
         if not isinstance(self._item, NStep):
-            return Selection(tuple(gathers), oldest, mask=entries.real)
+            return Selection(tuple(gathers), mask=entries.real)
         made, returns = self._returns(self._item, entries, links)
-        return Selection(tuple(gathers), oldest, returns, made)
+        return Selection(tuple(gathers), returns, made)
 
     def select_rows(self, keys: Keys) -> Selection:
         """The same for a trivial recipe."""
-        return Selection((Gather(self._plain, self._plain, keys, keys.shape),), int(np.minimum.reduce(keys)))
+        return Selection((Gather(self._plain, self._plain, keys, keys.shape),))
 
     def _gather(
         self,
@@ -221,7 +226,7 @@ class Composition:
         discount = self._discounts[entries.steps]
         discount[links.terminated(entries.last)] = 0.0
         made = {DISCOUNT: discount, STEPS: entries.steps.astype(np.int32)}
-        return made, Returns(item.reward, entries.chain.reshape(-1), self._weights[entries.steps])
+        return made, Returns(item.reward, entries.chain.T.reshape(-1), self._weights.take(entries.steps, axis=1))
 
     def _n_step(self, item: NStep, stored: Schema) -> dict[str, Field]:
         """Sorts the leaves by the row that they come from. Returns the fields that an entry has beside the stored ones."""
@@ -246,8 +251,8 @@ class Composition:
         powers = item.gamma ** np.arange(item.most + 1.0)
         self._discounts = powers.astype(np.float32)
         """By m: gamma^m."""
-        self._weights = np.tri(item.most + 1, item.most, -1) * powers[:-1]
-        """By m: of the rewards of a chain, gamma^i for the first m."""
+        self._weights = (np.tri(item.most + 1, item.most, -1) * powers[:-1]).T.copy()
+        """By i and m: gamma^i for the first m rewards of a chain, 0 for the others."""
         own = [path for path in self._plain if path != item.reward]
         self._from_last = tuple(path for path in own if path.split("/")[0] in last)
         self._plain = tuple(path for path in own if path.split("/")[0] not in last)
