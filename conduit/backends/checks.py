@@ -12,6 +12,8 @@ from conduit.core.experience import Schema
 from conduit.errors import CapacityError, SchemaError
 from conduit.topology.endpoint import Endpoint
 
+_INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
+
 
 def check_span(into: Columns[Any], start: int, rows: int) -> None:
     """IndexError unless [start, start + rows) lies inside `into`."""
@@ -21,10 +23,12 @@ def check_span(into: Columns[Any], start: int, rows: int) -> None:
 
 def check_index(index: RowIndex, rows: int) -> None:
     """IndexError unless `index` is one-dimensional int64 and each entry is in [0, rows)."""
-    if index.dtype != np.int64 or index.ndim != 1:
+    if index.dtype != _INT64 or index.ndim != 1:
         raise IndexError(f"a row index is one-dimensional int64; got {index.dtype} of shape {index.shape}")
-    # One pass for both ends: seen as unsigned, a negative entry is larger than any row number.
-    if index.size and np.maximum.reduce(index.view(np.uint64)) >= rows:
+    # One pass for both ends: seen as unsigned, a negative entry is larger than any row number. On the few hundred entries
+    # of a batch `argmax` takes half the time of `max`.
+    unsigned = index.view(_UINT64)
+    if unsigned.size and unsigned.item(unsigned.argmax()) >= rows:
         wrong = index[(index < 0) | (index >= rows)]
         raise IndexError(f"{wrong.size} of {index.size} row numbers are outside [0, {rows}); the first is {wrong[0]}")
 

@@ -39,7 +39,7 @@ class Columns(Generic[A]):
     rows: int
     note: Any = field(default=None, compare=False)
     """The backend's own, and opaque to all others: when these rows are there (torch: a CUDA event), or how stored rows
-    are encoded (JAX). It belongs to these arrays: to add or drop some use `dataclasses.replace`, which keeps it."""
+    are encoded (JAX). It belongs to these arrays: whoever makes other columns of them hands it on."""
 
     def slice(self, start: int, stop: int) -> Columns[A]:
         """Rows [start, stop)."""
@@ -121,7 +121,7 @@ class Backend(Protocol[A]):
         ...
 
     def hand_over(self, columns: Columns[A], to: Target) -> Mapping[str, Any]:
-        """The columns' arrays as `to`'s framework's own, by DLPack or an equal that copies nothing when they lie at
+        """The columns' arrays as `to`'s framework's own, by DLPack or an equal that copies no wide array (64 KB or more) when they lie at
         `landing(to)`. The columns are given away. HandOverError where a dtype would change."""
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -187,11 +187,14 @@ class ExperienceBuffer:
                 made = parts[-1].arrays
             arrays |= made
         # The last part was made last: when it is there, all are.
-        return replace(parts[-1], arrays=arrays)
+        return Columns(parts[-1].at, arrays, parts[-1].rows, parts[-1].note)
 
-    def is_quick(self, to: Endpoint, rows: int) -> bool:
-        """Whether a batch of `rows` entries at `to` is read in less time than a lease on it takes."""
-        return self._row_bytes * rows <= _QUICK_BYTES and to.is_host and self._on_host
+    def is_quick(self, to: Endpoint, selections: Sequence[Selection]) -> bool:
+        """Whether what was selected is read to `to` in less time than a lease on it takes."""
+        if not self._on_host or not to.is_host:
+            return False
+        rows = sum(len(gather.keys) for selection in selections for gather in selection.gathers)
+        return self._row_bytes * rows <= _QUICK_BYTES
 
     def version_of(self, keys: Keys) -> NDArray[np.int64]:
         """The policy version of live rows; in a turn."""
@@ -238,7 +241,7 @@ class ExperienceBuffer:
             return columns
         pairs = zip(fields, gather.paths, strict=True)
         arrays = {path: _reshaped(columns.arrays[stored], gather.axes) for stored, path in pairs}
-        return replace(columns, arrays=arrays, rows=gather.axes[0])
+        return Columns(columns.at, arrays, gather.axes[0], columns.note)
 
     def _rows(self, keys: Keys, fields: Sequence[str], to: Endpoint) -> Columns[Any]:
         """Leaves of rows `keys`, in that order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -172,7 +172,7 @@ class Delivery:
         """In its turn: chooses the request's rows, and takes the lease on them or, where they are few, reads them at once."""
         window = self._buffer.window
         batches = [self._choose(number, request, window) for number in request.numbers]
-        if self._in_line and self._buffer.is_quick(self._reads_to, request.rows * len(batches)):
+        if self._in_line and self._buffer.is_quick(self._reads_to, [chosen.selection for chosen in batches]):
             request.drawn = Drawn(batches, window, None)
             self._read(request)
             return
@@ -218,7 +218,9 @@ class Delivery:
         if extra and on_device:
             on_device.append(self._backend.adopt(extra, self._landing))
             extra = dict(on_device[1].arrays)
-        together = replace(columns, arrays={**columns.arrays, **extra}) if extra else columns
+        together = columns
+        if extra:
+            together = Columns(columns.at, {**columns.arrays, **extra}, columns.rows, columns.note)
         arrays = self._backend.hand_over(together, self._target)
         info = SampleInfo(
             number=number,

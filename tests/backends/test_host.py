@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from conduit.backends.host import ALIGNMENT, HostTiers, PinnedMemory
+from conduit.backends.carving import ALIGNMENT
+from conduit.backends.host import HostTiers, PinnedMemory
 from conduit.backends.memory import free_host_bytes
 from conduit.core.experience import Schema
 from conduit.testing import address, assert_same, example_rows, on_host
@@ -28,12 +29,13 @@ def tiers():
     return HostTiers()
 
 
-def test_every_array_begins_at_a_multiple_of_64_bytes(tiers):
+def test_storage_and_wide_arrays_of_batches_begin_at_a_multiple_of_64_bytes(tiers):
     columns = tiers.allocate(Schema.infer(WIDE, "test"), 4, PAGEABLE)
     batch = tiers.read(columns, np.arange(3), list(WIDE), PAGEABLE)
     copy = tiers.copy(columns, PAGEABLE)
-    for arrays in (columns.arrays, batch.arrays, copy.arrays):
+    for arrays in (columns.arrays, {"image": batch.arrays["image"]}, copy.arrays):
         assert all(address(array) % ALIGNMENT == 0 for array in arrays.values())
+    for arrays in (columns.arrays, batch.arrays, copy.arrays):
         assert all(array.flags.c_contiguous and array.flags.writeable for array in arrays.values())
 
 

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import time
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +17,7 @@ from conduit.backends.jax import kernels
 from conduit.core.backend import Columns, Move, Target
 from conduit.core.experience import Schema
 from conduit.errors import HandOverError
-from conduit.testing import address, assert_same, example_rows, index_of, on_host
+from conduit.testing import address, assert_same, example_rows, index_of, on_host, wide_rows
 from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
 jax = pytest.importorskip("jax")
@@ -149,6 +150,65 @@ def test_a_hundred_write_sizes_are_seven_compilations(backend, caplog):
             columns = backend.write(columns, 0, on_host(example_rows(count, seed=count)))
     compiled = [record for record in caplog.records if "Compiling jit(put)" in record.getMessage()]
     assert len(compiled) == 7, "one for each of 1, 2, … 64 rows"
+
+
+def test_batches_of_one_shape_are_handed_over_without_compiling_again(backend, caplog):
+    columns, values = device_columns(backend, at=PAGEABLE)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        for turn in range(20):
+            batch = backend.read(columns, np.random.default_rng(turn).integers(0, 64, 11), list(values), PAGEABLE)
+            backend.hand_over(batch, Target("jax"))
+    compiled = [record for record in caplog.records if "Compiling jit(copies)" in record.getMessage()]
+    assert len(compiled) <= 1
+
+
+@pytest.mark.parametrize("device", [0, 6])
+def test_every_array_of_a_batch_is_committed_to_its_device(backend, device):
+    rows = {**example_rows(4, seed=1), **wide_rows(4, seed=1)}
+    target = Target("jax", device=jax.devices()[device])
+    arrays = backend.hand_over(on_host(rows), target)
+    again = backend.hand_over(Columns(DEVICES[device], arrays, 4), target)
+    for path, array in rows.items():
+        for got in (arrays[path], again[path]):
+            assert got.committed
+            assert got.devices() == {jax.devices()[device]}
+            assert_same(got, array, path)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: jax.transfer_guard("disallow"),
+        lambda: jax.debug_nans(True),
+        lambda: jax.debug_infs(True),
+        jax.disable_jit,
+        lambda: jax.set_mesh(jax.make_mesh((8,), ("data",))),
+        lambda: jax.default_device(jax.devices()[3]),
+        jax.checking_leaks,
+        lambda: jax.enable_x64(True),
+    ],
+    ids=["guard", "nans", "infs", "no jit", "mesh", "default device", "leaks", "x64"],
+)
+def test_a_batch_is_handed_over_under_any_setting_of_jax(backend, setting):
+    rows = {**example_rows(9, seed=1), **wide_rows(2, seed=1)}
+    rows = {path: array[:2] for path, array in rows.items()} | {"nan": np.array([np.nan, np.inf], np.float32)}
+    with setting():
+        for target in (Target("jax"), Target("jax", device="cpu:6")):
+            for path, array in backend.hand_over(on_host(rows), target).items():
+                assert isinstance(array, jax.Array), path
+                assert np.asarray(array).tobytes() == rows[path].tobytes(), path
+
+
+def test_memory_of_dropped_batches_is_free_when_the_next_is_read(backend):
+    """JAX holds on to what its dropped arrays aliased until it is called again."""
+    rows = wide_rows(4, seed=1)
+    columns = backend.write(backend.allocate(Schema.infer(rows, "test"), 4, PAGEABLE), 0, on_host(rows))
+    batch = backend.read(columns, np.arange(4), ["image"], PAGEABLE)
+    memory = weakref.ref(batch.arrays["image"].base)
+    arrays = jax.block_until_ready(backend.hand_over(batch, Target("jax")))
+    del batch, arrays
+    backend.read(columns, np.arange(4), ["image"], PAGEABLE)
+    assert memory() is None
 
 
 def test_with_x64_on_wide_dtypes_are_held_exactly():

@@ -16,10 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from conduit.backends import exchange
+from conduit.backends.carving import Layout
 from conduit.backends.checks import check_adopted, check_endpoint, check_index, check_scatter, check_span, no_room
-from conduit.backends.host import HostTiers, Layout
+from conduit.backends.host import HostTiers
 from conduit.backends.jax import kernels
 from conduit.backends.jax.dtypes import refusal, stored_dtype
+from conduit.backends.jax.exchange import put
 from conduit.core.backend import Columns, Move, RowIndex, Target
 from conduit.core.experience import Schema
 from conduit.errors import CapacityError, SchemaError
@@ -38,7 +40,7 @@ class JaxBackend:
 
     def __init__(self) -> None:
         self._devices = jax.local_devices()
-        self._host = HostTiers()
+        self._host = HostTiers(recycle=False)
         self._endpoints = (PAGEABLE, *(Endpoint(Tier.DEVICE, index) for index in range(len(self._devices))))
 
     def endpoints(self) -> Sequence[Endpoint]:
@@ -102,11 +104,13 @@ class JaxBackend:
         check_index(index, columns.rows)
         check_endpoint(to, self._endpoints, self.name)
         if columns.at.is_host:
+            # JAX lets go of memory that dropped batches aliased when it is called next: this makes it, and room for the batch.
+            self._devices[0].memory_stats()
+            batch = self._host.read(columns, index, fields, PAGEABLE)
             if to.is_host:
-                return self._host.read(columns, index, fields, to)
-            _check_dtypes({path: ((), columns.arrays[path].dtype) for path in fields}, to)
-            batch = self._host.read(columns, index, fields, PAGEABLE).arrays
-            return Columns(to, jax.device_put(batch, self._at(to)), len(index))
+                return batch
+            _check_dtypes({path: ((), array.dtype) for path, array in batch.arrays.items()}, to)
+            return Columns(to, put(batch.arrays, self._at(to)), len(index))
         dtypes = _dtypes(columns)
         taken = kernels.take(
             tuple(columns.arrays[path] for path in fields),
@@ -136,8 +140,8 @@ class JaxBackend:
         arrays = {path: leaf if isinstance(leaf, jax.Array) else exchange.to_numpy(leaf) for path, leaf in rows.items()}
         count = check_adopted({path: array.shape for path, array in arrays.items()})
         _check_dtypes({path: (array.shape, array.dtype) for path, array in arrays.items()}, at)
-        # device_put aliases aligned NumPy memory, and arrays that are on the device already; the copy is our own.
-        copies = {path: jnp.array(jax.device_put(array, self._at(at)), copy=True) for path, array in arrays.items()}
+        # put aliases aligned NumPy memory, and arrays that are on the device already; the copy is our own.
+        copies = {path: jnp.array(array, copy=True) for path, array in put(arrays, self._at(at)).items()}
         # JAX reads NumPy memory after the call returns, and the caller may change what it lent us.
         jax.block_until_ready([copies[path] for path, array in arrays.items() if isinstance(array, np.ndarray)])
         return Columns(at, copies, count)

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from conduit.backends import exchange
+from conduit.backends.carving import Layout
 from conduit.backends.checks import check_adopted, check_endpoint, check_index, check_scatter, check_span, no_room
-from conduit.backends.host import HostTiers, Layout
+from conduit.backends.host import HostTiers
 from conduit.backends.torch.device import Device
 from conduit.backends.torch.dtypes import NUMPY_DTYPES, TORCH_DTYPES, from_host
 from conduit.backends.torch.exchange import CPU, plain
@@ -74,6 +75,8 @@ class TorchBackend:
 
     def release(self, columns: Columns[Any]) -> None:
         """CUDA memory goes back to torch's allocator now; the host's when the last reference is dropped."""
+        if columns.at.is_host:
+            self._host.release()
         for array in columns.arrays.values():
             if isinstance(array, torch.Tensor) and array.is_cuda:
                 array.untyped_storage().resize_(0)
@@ -166,6 +169,8 @@ class TorchBackend:
         """Device batches are in order for the calling thread's current stream; `order` makes them so for another's."""
         self._settle(columns)
         self.order(columns)
+        if to.framework not in ("numpy", "torch"):
+            self._host.exported(columns.arrays)
         return exchange.accept(columns.arrays, to)
 
     def order(self, columns: Columns[Any]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from conduit.backends.host import Array, Bytes, Layout, carve, uninitialised, zeroed
+from conduit.backends.carving import Array, Bytes, Layout, carve, uninitialised, zeroed
 from conduit.backends.torch.dtypes import NUMPY_DTYPES, TORCH_DTYPES, as_words, from_host
 from conduit.backends.torch.queue import Queue
 from conduit.core.backend import RowIndex

@@ -34,15 +34,17 @@ TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {
 NUMPY_DTYPES = {dtype: kind for kind, dtype in TORCH_DTYPES.items()}
 
 _ML_DTYPES = {dtype for dtype in TORCH_DTYPES if dtype.type.__module__ == "ml_dtypes"}
+_SHARED = TORCH_DTYPES.keys() - _ML_DTYPES
+"""What NumPy and torch both have."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes an item: dtypes that NumPy and every torch kernel know, for those that they don't share (bfloat16)."""
 
 
 def from_host(array: NDArray[Any]) -> torch.Tensor:
     """A tensor over `array`'s memory, its dtype one of TORCH_DTYPES. An array that is not in C order is copied first."""
-    dtype = TORCH_DTYPES[array.dtype]
-    if array.flags.carray and array.dtype not in _ML_DTYPES:
+    if array.dtype in _SHARED and array.flags.carray:
         return torch.from_numpy(array)
+    dtype = TORCH_DTYPES[array.dtype]
     # torch takes no negative strides (its from_dlpack aborts the process), so these never reach it.
     raw = np.ascontiguousarray(array).reshape(array.shape)
     if array.dtype in _ML_DTYPES:

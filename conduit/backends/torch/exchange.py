@@ -71,26 +71,28 @@ def accept(arrays: Mapping[str, Any], target: Target) -> dict[str, torch.Tensor]
     """Tensors over the same memory where it is on the target's device already; else copied, in the current stream."""
     device = _wanted(target)
     tensors = {path: _tensor(path, array) for path, array in arrays.items()}
-    if device.type == "cpu":
-        return {path: tensor if tensor.device.type == "cpu" else tensor.cpu() for path, tensor in tensors.items()}
+    if device is CPU:
+        return {path: tensor if tensor.is_cpu else tensor.cpu() for path, tensor in tensors.items()}
     return {path: tensor.to(device, non_blocking=True) for path, tensor in tensors.items()}
 
 
 def _tensor(path: str, array: Any) -> torch.Tensor:
-    if isinstance(array, torch.Tensor):
-        return array
-    if not isinstance(array, np.ndarray):
-        return torch.from_dlpack(array)
-    if array.dtype not in TORCH_DTYPES:
-        raise HandOverError(
-            f"{path!r} is {array.dtype}, which torch can't hold: ask for to='numpy', or cast it before it is stored"
-        )
-    return from_host(array)
+    # NumPy first: to ask whether it is a tensor takes longer than all the rest.
+    if isinstance(array, np.ndarray):
+        if array.dtype not in TORCH_DTYPES:
+            raise HandOverError(
+                f"{path!r} is {array.dtype}, which torch can't hold: ask for to='numpy', or cast it before it is stored"
+            )
+        return from_host(array)
+    return array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
 
 
 def _wanted(target: Target) -> torch.device:
+    """The target's device; CPU itself where that is meant."""
+    if target.device is None:
+        return CPU
     try:
-        device = CPU if target.device is None else device_of(target.device)
+        device = device_of(target.device)
     except (RuntimeError, TypeError, AssertionError) as error:
         raise HandOverError(f"device={target.device!r} is no torch device of this machine: {error}") from error
     if device.type == "cuda" and device.index >= torch.cuda.device_count():
