@@ -8,12 +8,16 @@ import os
 import platform
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+
+# After what is installed: `python benchmarks/….py` runs from a checkout without installing it.
+sys.path.append(str(Path(__file__).parents[1]))
 
 
 def interleaved(

@@ -185,11 +185,12 @@ def summarise(work: Workload, each: Running, limit: Running) -> dict[str, Any]:
 def show(work: Workload, figures: Mapping[str, Any]) -> None:
     most = max(figures["resident_bytes"].values(), default=0)
     print(f"\n{work.name}   ({work.capacity:,} rows; largest worker {most / 2**30:.1f} GiB)")
+    width = max(map(len, figures["contenders"]), default=0)
     for name, each in figures["contenders"].items():
         times = f"{each['median_us']:12.1f} µs  p99 {each['p99_us']:12.1f}  × {each['ratio']:<8.2f}"
-        print(f"  {name:22} {times} {each['note']}".rstrip())
+        print(f"  {name:{width}} {times} {each['note']}".rstrip())
     for name, why in figures["failed"].items():
-        print(f"  {name:22} failed: {why}")
+        print(f"  {name:{width}} failed: {why}")
     sys.stdout.flush()
 
 

@@ -3,71 +3,171 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from workloads import ALPHA, BETA, Builder, Contender, Errors, Peer, Workload, episodes, fill, rows_of
+import numpy as np
+from workloads import (
+    ALPHA,
+    BETA,
+    EPISODE,
+    GAMMA,
+    N_STEP,
+    Builder,
+    Contender,
+    Errors,
+    Peer,
+    Rows,
+    Workload,
+    chunk_rows,
+    episodes,
+    fill,
+    rows_of,
+)
 
 if TYPE_CHECKING:
-    from conduit import Store
-
-BACKENDS = ("torch", "jax")
+    from conduit import Batch, Store
 
 
-def _store(work: Workload, backend: str, prioritized: bool = False) -> Store:
+@dataclass(frozen=True)
+class Home:
+    """A backend, where its rows lie, and whether priorities may use numba where it is installed."""
+
+    backend: str
+    placement: str = "auto"
+    numba: bool = True
+
+    def named(self, call: str = "") -> str:
+        """A contender's name."""
+        rows = "" if self.placement == "auto" else f", rows on {self.placement}"
+        return f"conduit {self.backend} {call}".rstrip() + rows + ("" if self.numba else ", without numba")
+
+    def there(self, batch: Batch) -> Any:
+        """The batch's leaves when they are there: JAX gathers asynchronously."""
+        data: Any = batch.data
+        if self.backend == "jax":
+            for leaf in data.values():
+                leaf.block_until_ready()
+        return data
+
+
+HOST = (Home("torch"), Home("jax"))
+DRAWN_FROM = (*HOST, Home("jax", "device:0"))
+"""JAX gathers what are JAX arrays already in one compiled call."""
+NO_NUMBA = (Home("torch", numba=False),) if importlib.util.find_spec("numba") else ()
+
+
+def _store(work: Workload, home: Home) -> Store:
     conduit = importlib.import_module("conduit")
-    sampler = conduit.Prioritized(alpha=ALPHA, beta=BETA) if prioritized else conduit.Uniform()
-    store = conduit.Store(backend=backend, capacity=work.capacity, batch_size=work.count, sampler=sampler)
+    item = None
+    if work.kind == "sequence":
+        item = conduit.Sequence(work.length)
+    elif work.kind in ("n_step", "push_linked"):
+        item = conduit.NStep(N_STEP, GAMMA)
+    prioritized = work.kind in ("prioritized", "push_prioritized")
+    os.environ["CONDUIT_NUMBA"] = str(int(home.numba))  # Read when the store is made.
+    store = conduit.Store(
+        backend=home.backend,
+        placement=home.placement,
+        capacity=work.capacity,
+        batch_size=work.count,
+        sampler=conduit.Prioritized(alpha=ALPHA, beta=BETA) if prioritized else conduit.Uniform(),
+        item=item,
+    )
     actor = store.actor()
     fill(work, lambda rows: [actor.push_trajectory(each) for each in episodes(rows)])
     return store
 
 
-def _there(data: dict[str, Any], backend: str) -> dict[str, Any]:
-    """A batch counts when it is there: JAX gathers asynchronously."""
-    if backend == "jax":
-        for leaf in data.values():
-            leaf.block_until_ready()
-    return data
-
-
-def _uniform(work: Workload, backend: str) -> list[Contender]:
-    store = _store(work, backend)
+def _draws(work: Workload, home: Home) -> list[Contender]:
+    store = _store(work, home)
     learner = store.learner()
-    return [
-        Contender(f"conduit {backend} pull", lambda: _there(learner.pull().data, backend), close=store.close),
-        Contender(f"conduit {backend} sample", lambda: _there(store.sample(work.count).data, backend)),
-    ]
+    _check(work, learner.pull())
+    found = [Contender(home.named("pull"), lambda: home.there(learner.pull()), close=store.close)]
+    if work.kind == "uniform" and home in HOST:
+        found.append(Contender(home.named("sample"), lambda: home.there(store.sample(work.count))))
+    return found
 
 
-def _prioritized(work: Workload, backend: str) -> list[Contender]:
-    store, errors = _store(work, backend, prioritized=True), Errors(work.count)
+def _prioritized(work: Workload, home: Home) -> list[Contender]:
+    store, errors = _store(work, home), Errors(work.count)
     learner = store.learner()
+    _check(work, learner.pull())
 
     def draw_and_update() -> object:
         batch = learner.pull()
         store.update_priorities(batch.info.keys, errors.now)
-        return _there(batch.data, backend)
+        return home.there(batch)
 
-    return [Contender(f"conduit {backend}", draw_and_update, errors.draw, close=store.close)]
+    return [Contender(home.named(), draw_and_update, errors.draw, close=store.close)]
 
 
-def _push(work: Workload, backend: str, prioritized: bool = False) -> list[Contender]:
-    store = _store(work, backend, prioritized)
+def _push(work: Workload, home: Home) -> list[Contender]:
+    store = _store(work, home)
     call = partial(store.actor(lanes=work.count).push, rows_of(work.rows, work.count))
-    return [Contender(f"conduit {backend}", call, close=store.close)]
+    return [Contender(home.named(), call, close=store.close)]
 
 
-def _each_backend(build: Callable[[Workload, str], list[Contender]]) -> Builder:
-    return lambda work: [contender for backend in BACKENDS for contender in build(work, backend)]
+def _push_linked(work: Workload, home: Home) -> list[Contender]:
+    """As lanes come in life: every one ends once in an episode's length, each in a step of its own."""
+    store, rows, lane = _store(work, home), rows_of(work.rows, work.count), np.arange(work.count)
+    steps = [rows | {"terminated": (number + 3 * lane) % EPISODE == EPISODE - 1} for number in range(EPISODE)]
+    actor, at = store.actor(lanes=work.count), 0
+
+    def move() -> None:
+        nonlocal at
+        at = (at + 1) % EPISODE
+
+    note = f"links kept; in every third step a lane ends (after {EPISODE} rows)"
+    return [Contender(home.named(), lambda: actor.push(steps[at]), move, note, close=store.close)]
 
 
-# Sequences and n-step join here, as "sequence" and "n_step", once the store follows links.
+def _check(work: Workload, batch: Batch) -> None:
+    """AssertionError unless the batch is what a plain loop makes of the pushed rows: what is wrong isn't timed."""
+    rows = rows_of(work.rows, chunk_rows(work))
+    made = [_plainly(work, rows, int(key) % len(rows["obs"])) for key in batch.info.keys]
+    data: Any = batch.data
+    assert set(data) == set(made[0]), f"{sorted(data)} were drawn, {sorted(made[0])} expected"
+    for name, leaf in data.items():
+        np.testing.assert_allclose(np.asarray(leaf), np.stack([each[name] for each in made]), rtol=1e-6, err_msg=name)
+    assert batch.info.mask is None or np.asarray(batch.info.mask).all()
+
+
+def _plainly(work: Workload, rows: Rows, start: int) -> dict[str, Any]:
+    """The entry that starts at row `start`."""
+    left = EPISODE - start % EPISODE
+    if work.kind == "sequence":
+        assert left >= work.length, f"row {start}'s episode has only {left} more"
+        return {name: leaf[start : start + work.length] for name, leaf in rows.items()}
+    first = {name: leaf[start] for name, leaf in rows.items()}
+    if work.kind != "n_step":
+        return first
+    steps = min(N_STEP, left)
+    last = start + steps - 1
+    return first | {
+        "reward": sum(GAMMA**i * float(rows["reward"][start + i]) for i in range(steps)),
+        "next_obs": rows["next_obs"][last],
+        "terminated": rows["terminated"][last],
+        "discount": 0.0 if rows["terminated"][last] else GAMMA**steps,
+        "n_step": steps,
+    }
+
+
+def _at_each(homes: tuple[Home, ...], build: Callable[[Workload, Home], list[Contender]]) -> Builder:
+    return lambda work: [contender for home in homes for contender in build(work, home)]
+
+
 BUILDERS: dict[str, Builder] = {
-    "uniform": _each_backend(_uniform),
-    "prioritized": _each_backend(_prioritized),
-    "push": _each_backend(_push),
-    "push_prioritized": _each_backend(partial(_push, prioritized=True)),
+    "uniform": _at_each(DRAWN_FROM, _draws),
+    "sequence": _at_each(DRAWN_FROM, _draws),
+    "n_step": _at_each(DRAWN_FROM, _draws),
+    "prioritized": _at_each((*DRAWN_FROM, *NO_NUMBA), _prioritized),
+    "push": _at_each(HOST, _push),
+    "push_prioritized": _at_each((*HOST, *NO_NUMBA), _push),
+    "push_linked": _at_each(HOST, _push_linked),
 }
 PEER = Peer("conduit", ("torch", "jax", "optree", "conduit"), ("conduit-rl", "torch", "jax", "numba"), BUILDERS)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-Kind = Literal["uniform", "prioritized", "sequence", "n_step", "push", "push_prioritized"]
+Kind = Literal["uniform", "prioritized", "sequence", "n_step", "push", "push_prioritized", "push_linked"]
 Rows = dict[str, np.ndarray]
 
 EPISODE = 200
@@ -51,6 +51,7 @@ WORKLOADS = [
     Workload("push 64 × 41 B", "push", "41 B", 1_000_000, 64),
     Workload("push 512 × 41 B", "push", "41 B", 1_000_000, 512),
     Workload("push 64 × 41 B, prioritized", "push_prioritized", "41 B", 1_000_000, 64),
+    Workload("push 64 × 41 B, linked", "push_linked", "41 B", 1_000_000, 64),
 ]
 _SHAPES = {
     "41 B": ((4,), np.float32),
@@ -254,7 +255,7 @@ def yardsticks(work: Workload) -> list[Contender]:
     """The limit, and the naive ring where it has an answer."""
     ring = Ring(work)
     limit = Limit(ring)
-    if work.kind in ("push", "push_prioritized"):
+    if work.kind.startswith("push"):
         both = [Contender(LIMIT, limit.assign, limit.move, "slice assignment of each field")]
         return [*both, Contender(RING, partial(ring.push, rows_of(work.rows, work.count)))]
     found = [Contender(LIMIT, limit.take, limit.draw, "np.take(out=, mode='clip') of each field")]
