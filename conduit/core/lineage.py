@@ -16,6 +16,9 @@ from conduit.core.starts import Starts
 
 Keys = NDArray[np.int64]
 
+# Looking a member up in its enum takes as long as a NumPy call.
+_OPEN, _CUT = int(End.OPEN), int(End.CUT)
+
 
 @dataclass(frozen=True, slots=True)
 class Following:
@@ -82,7 +85,7 @@ class Lineage:
             if newest >= 0:
                 if newest >= self.links.oldest:
                     self.links.cut(newest)
-                found.append(self._close(lane, int(self._place[lane]) - 1, End.CUT))
+                found.append(self._close(lane, int(self._place[lane]) - 1, _CUT))
                 self._newest[lane], self._place[lane] = -1, 0
         return self._admit(np.concatenate(found))
 
@@ -100,21 +103,26 @@ class Lineage:
             self._place[at] = places + 1
             return found
         (ended,) = np.nonzero(end)
-        closed = [self._close(int(lanes[i]), int(places[i]), End(int(end[i]))) for i in ended]
-        self._newest[at] = np.where(end == End.OPEN, keys, -1)
-        self._place[at] = np.where(end == End.OPEN, places + 1, 0)
+        closed = [self._close(int(lanes[i]), int(places[i]), int(end[i])) for i in ended]
+        self._newest[at] = np.where(end == _OPEN, keys, -1)
+        self._place[at] = np.where(end == _OPEN, places + 1, 0)
         return np.concatenate([found, *closed])
 
     def _run(self, first: int, lane: int, end: NDArray[np.uint8]) -> Keys:
         """Consecutive rows of one lane, of which only the last may end."""
         keys = np.arange(first, first + len(end))
-        self._connect(keys, np.concatenate([self._newest[lane : lane + 1], keys[:-1]]))
+        # More rows than the ring has: the first are gone already.
+        gone = max(0, self.links.oldest - first)
+        if gone < len(keys):
+            self.links.chain(first + gone, len(keys) - gone)
+            before = self._newest[lane : lane + 1] if gone == 0 else keys[gone - 1 : gone]
+            self.links.connect(keys[gone : gone + 1], before)
         place = int(self._place[lane])
         found = self._candidates.arrive_run(lane, place, keys)
         self._newest[lane], self._place[lane] = keys[-1], place + len(keys)
-        if end[-1] == End.OPEN:
+        if end[-1] == _OPEN:
             return found
-        closed = self._close(lane, place + len(keys) - 1, End(int(end[-1])))
+        closed = self._close(lane, place + len(keys) - 1, int(end[-1]))
         self._newest[lane], self._place[lane] = -1, 0
         return np.concatenate([found, closed])
 
@@ -135,8 +143,8 @@ class Lineage:
         if np.count_nonzero(live):
             self.links.connect(keys[live], before[live])
 
-    def _close(self, lane: int, place: int, end: End) -> Keys:
-        return self._candidates.close(lane, place, end != End.CUT or not self._following.needs_next)
+    def _close(self, lane: int, place: int, end: int) -> Keys:
+        return self._candidates.close(lane, place, end != _CUT or not self._following.needs_next)
 
     def _admit(self, keys: Keys) -> Keys:
         """Those of `keys`, all settled by now, that are live and whose stacks are."""
@@ -173,7 +181,7 @@ def _pieces(lane: NDArray[np.int64], end: NDArray[np.uint8]) -> Iterator[tuple[i
     start = 0
     while start < rows:
         if start + 1 < rows and apart[start] == 0:
-            goes_on = (apart[start:] == 0) & ((end[start:-1] == End.OPEN) | (lane[start] < 0))
+            goes_on = (apart[start:] == 0) & ((end[start:-1] == _OPEN) | (lane[start] < 0))
         else:
             goes_on = (apart[start:] > 0) & (lane[start] >= 0)
         stops = np.flatnonzero(~goes_on)

@@ -9,6 +9,9 @@ from conduit.core.episodes import End
 
 Keys = NDArray[np.int64]
 
+# Looking a member up in its enum takes as long as a NumPy call.
+_TERMINATED, _CUT = int(End.TERMINATED), int(End.CUT)
+
 _FARTHEST = np.iinfo(np.int32).max
 
 
@@ -53,13 +56,25 @@ class Links:
         self._onward[before[live] % self._capacity] = distance[live]
         self._back[keys % self._capacity] = np.where(before >= 0, np.minimum(distance, _FARTHEST), 0)
 
+    def chain(self, first: int, rows: int) -> None:
+        """Rows [first, first + rows) follow each other. At most as many as slots."""
+        low = first % self._capacity
+        if low + rows > self._capacity:
+            head = self._capacity - low
+            self.chain(first, head)
+            self.chain(first + head, rows - head)
+            self.connect(np.array([first + head]), np.array([first + head - 1]))
+            return
+        self._onward[low : low + rows - 1] = 1
+        self._back[low + 1 : low + rows] = 1
+
     def conclude(self, keys: Keys, numbers: NDArray[np.int64]) -> None:
         """Row `keys[i]` ended with final `numbers[i]`."""
         self._onward[keys % self._capacity] = ~(numbers % _FARTHEST)
 
     def cut(self, key: int) -> None:
         """Nothing will follow this row."""
-        self._end[key % self._capacity] = End.CUT
+        self._end[key % self._capacity] = _CUT
 
     def finals_among(self, first: int, rows: int) -> int:
         """How many of rows [first, first + rows), at most as many as slots, have finals."""
@@ -80,10 +95,10 @@ class Links:
     def has_next(self, keys: Keys) -> NDArray[np.bool_]:
         """Whether something is known of what came after each row: a successor, a final, or that it terminated."""
         slots = keys % self._capacity
-        return (self._onward.take(slots) != 0) | (self._end.take(slots) == End.TERMINATED)
+        return (self._onward.take(slots) != 0) | (self._end.take(slots) == _TERMINATED)
 
     def terminated(self, keys: Keys) -> NDArray[np.bool_]:
-        return self._end.take(keys % self._capacity) == End.TERMINATED
+        return self._end.take(keys % self._capacity) == _TERMINATED
 
     def walk(self, keys: Keys, rows: int) -> tuple[Keys, NDArray[np.int64]]:
         """Each key and its successors, up to `rows` of them: keys (B, rows), and how many there are (B,). Columns past those
