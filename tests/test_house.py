@@ -23,6 +23,7 @@ HEAVY = [
     "typer",
     "gymnasium",
     "optax",
+    "numba",
 ]
 
 

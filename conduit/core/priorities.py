@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -17,6 +18,8 @@ from conduit.errors import PriorityError, SchemaError, UnknownKeyError
 
 T = TypeVar("T")
 Array = NDArray[Any]
+Keys = NDArray[np.int64]
+Floats = NDArray[np.float64]
 _WHERE = "update_priorities"
 
 
@@ -53,36 +56,51 @@ class Priorities:
 
     def update(self, keys: Any, priorities: Any) -> PriorityUpdate:
         """See `Store.update_priorities`."""
-        numbers = self._issued(keys)
-        fetch = _named("priorities", self._arrays.fetch, priorities)
-        if self._arrays.on_host(priorities):
-            self._checked(fetch(), numbers)
-        live = int(np.count_nonzero(numbers >= self._buffer.window.first))
-        self._order.act(lambda: self._apply(numbers, fetch))
+        numbers, oldest = self._issued(keys)
+        if isinstance(priorities, np.ndarray):
+            apply = partial(self._apply, numbers, oldest, self._checked(priorities, numbers))
+        elif self._arrays.on_host(priorities):
+            values = _named("priorities", self._arrays.to_numpy, priorities)
+            apply = partial(self._apply, numbers, oldest, self._checked(values, numbers))
+        else:
+            fetch = _named("priorities", self._arrays.fetch, priorities)
+            apply = partial(self._apply_fetched, numbers, oldest, fetch)
+        first = self._buffer.window.first
+        live = len(numbers) if oldest >= first else int(np.count_nonzero(numbers >= first))
+        self._order.act(apply)
         return PriorityUpdate(live, len(numbers) - live)
 
-    def _issued(self, keys: Any) -> NDArray[np.int64]:
-        numbers = _named("keys", self._arrays.to_numpy, keys)
+    def _issued(self, keys: Any) -> tuple[Keys, int]:
+        """A copy of the keys, and the oldest of them."""
+        numbers = keys if isinstance(keys, np.ndarray) else _named("keys", self._arrays.to_numpy, keys)
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
             raise UnknownKeyError(
                 f"{_WHERE}: keys are {numbers.dtype}{list(numbers.shape)}; expected whole numbers of shape (n,)"
             )
+        if not len(numbers):
+            return np.zeros(0, np.int64), 0
         stop = self._buffer.window.stop
-        unknown = numbers[(numbers < 0) | (numbers >= stop)]
-        if len(unknown):
+        oldest = int(np.minimum.reduce(numbers))
+        if oldest < 0 or int(np.maximum.reduce(numbers)) >= stop:
+            unknown = numbers[(numbers < 0) | (numbers >= stop)]
             so_far = f"keys go from 0 to {stop - 1} so far" if stop else "no row has been inserted yet"
             raise UnknownKeyError(f"{_WHERE}: key {unknown[0]} was never issued; {so_far}")
-        return numbers.astype(np.int64)
+        return numbers.astype(np.int64), oldest
 
-    def _apply(self, keys: NDArray[np.int64], fetch: Callable[[], Array]) -> None:
-        priorities = self._checked(fetch(), keys)
-        live = keys >= self._buffer.window.first
-        self._sampler.update(keys[live], priorities[live])
-        applied = int(np.count_nonzero(live))
-        self.applied += applied
-        self.stale += len(keys) - applied
+    def _apply_fetched(self, keys: Keys, oldest: int, fetch: Callable[[], Array]) -> None:
+        self._apply(keys, oldest, self._checked(fetch(), keys))
 
-    def _checked(self, values: Array, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _apply(self, keys: Keys, oldest: int, priorities: Floats) -> None:
+        first, asked = self._buffer.window.first, len(keys)
+        if oldest < first:
+            live = keys >= first
+            keys, priorities = keys[live], priorities[live]
+        self._sampler.update(keys, priorities)
+        self.applied += len(keys)
+        self.stale += asked - len(keys)
+
+    def _checked(self, values: Array, keys: Keys) -> Floats:
+        """A copy of the values, as float64."""
         if values.dtype.kind in "cOSUMm":
             raise PriorityError(f"{_WHERE}: priorities are {values.dtype}; expected real numbers")
         priorities = values.astype(np.float64)
@@ -90,7 +108,10 @@ class Priorities:
             raise PriorityError(
                 f"{_WHERE}: {list(priorities.shape)} priorities for {list(keys.shape)} keys; expected one a key"
             )
-        check_priorities(priorities, self._sampler.highest_priority, lambda i: f"{_WHERE}: key {keys[i]}")
+        highest = self._sampler.highest_priority
+        # NaN goes through both, and fits between nothing.
+        if len(keys) and not 0.0 <= np.minimum.reduce(priorities) <= np.maximum.reduce(priorities) <= highest:
+            check_priorities(priorities, highest, lambda i: f"{_WHERE}: key {keys[i]}")
         return priorities
 
 

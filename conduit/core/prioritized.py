@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conduit.core.priority_tree import PriorityTree
+from conduit.core.priority_tree import PriorityTree, compiled
 from conduit.core.ring import Window
 from conduit.core.sampling import Draw, DrawStream, Sampler, too_few
 from conduit.core.starts import Starts
@@ -19,6 +19,7 @@ from conduit.errors import SettingError
 
 Keys = NDArray[np.int64]
 Floats = NDArray[np.float64]
+_TINY = np.finfo(np.float64).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,10 @@ class Prioritized:
     the batch number, clamped to [0, 1]), `eps`: added to every updated priority, `new`: priority of rows pushed without
     one, "max" for the highest that any row has had so far (1.0 at first).
     Weights are (N·P)^-beta over their maximum in the batch. Only `push(priority=0)`, or an update with 0 while eps is 0,
-    disables a row."""
+    disables a row.
+
+    It costs 16.6 B a row: the raw priority, that to the alpha, and half a byte of sums. Where numba is installed (the extra `fast`)
+    draws and updates run in machine code, and give the same; CONDUIT_NUMBA=0 in the environment leaves it out."""
 
     alpha: float = 0.6
     beta: float | Callable[[int], float] = 0.4
@@ -55,7 +59,9 @@ class Prioritized:
         return _PrioritySampler(self, capacity, seed, starts)
 
     def beta_at(self, number: int) -> float:
-        beta = self.beta(number) if callable(self.beta) else self.beta
+        if not callable(self.beta):
+            return float(self.beta)
+        beta = self.beta(number)
         if not isinstance(beta, Real) or not math.isfinite(beta):
             raise SettingError(f"Prioritized(beta=…) gave {beta!r} for batch {number}; expected a finite number")
         return min(max(float(beta), 0.0), 1.0)
@@ -67,25 +73,30 @@ class _PrioritySampler:
         self._capacity = capacity
         self._stream = DrawStream(seed)
         self._starts = starts
-        self._tree = PriorityTree(capacity)
+        self._tree = PriorityTree(capacity, compiled())
         self._raw = np.zeros(capacity)
         self._highest = 1.0
+        self._default = (0.0, 0.0)
         # So that the sum over all rows stays finite.
         most = 1e307 / capacity
         self.highest_priority = most ** (1 / settings.alpha) if settings.alpha > 1 else most
 
     def insert(self, first_key: int, rows: int, priority: Floats | None) -> None:
-        default = self._highest if self._settings.new == "max" else float(self._settings.new)
-        if priority is None:
-            self._fill(first_key, np.full(rows, default))
+        raw, leaf = self._new_row() if priority is None else self._new_rows(priority)
+        if self._starts is not None:
+            leaf = 0.0
+        start = first_key % self._capacity
+        head = self._capacity - start
+        if rows <= head:
+            self._fill(start, start + rows, raw, leaf)
             return
-        chosen = np.where(np.isnan(priority), default, priority)
-        self._highest = max(self._highest, float(chosen.max(initial=0.0)))
-        self._fill(first_key, chosen)
+        raw, leaf = np.broadcast_to(raw, rows), np.broadcast_to(leaf, rows)
+        self._fill(start, self._capacity, raw[:head], leaf[:head])
+        self._fill(0, rows - head, raw[head:], leaf[head:])
 
     def admit(self, keys: Keys) -> None:
         slots = keys % self._capacity
-        self._tree.set(slots, self._leaf(self._raw[slots]))
+        self._tree.set(slots, self._leaf(self._raw.take(slots)))
 
     def exclude(self, keys: Keys) -> None:
         self._tree.set(keys % self._capacity, np.zeros(len(keys)))
@@ -93,20 +104,22 @@ class _PrioritySampler:
     def missing(self, window: Window, rows: int, number: int) -> str | None:
         few = too_few(window, self._starts, rows)
         if few is None and self._tree.total <= 0.0:
-            return (
-                f"all {self._count(window)} rows have priority 0, which disables them: push rows or update priorities"
-            )
+            count = len(window) if self._starts is None else self._starts.count
+            return f"all {count} rows have priority 0, which disables them: push rows or update priorities"
         return few
 
     def draw(self, number: int, rows: int, window: Window, stream: int = 0) -> Draw:
-        random = self._stream.at(number, stream)
+        fractions = self._stream.fractions(number, 2 * rows, stream)
+        mass = fractions[:rows] + np.arange(rows, dtype=np.float64)
         total = self._tree.total
-        stratum = random.permutation(rows) + random.random(rows)
-        slots = self._tree.find(stratum * (total / rows))
-        keys = window.frontier - (window.frontier - slots) % self._capacity
-        probability = self._tree.get(slots) / total
-        weight = (probability * self._count(window)) ** -self._settings.beta_at(number)
-        return Draw(keys, probability, (weight / weight.max()).astype(np.float32), self._raw[slots])
+        mass *= total / rows
+        # Looked up as they lie, which is quicker, and mixed afterwards.
+        slots, leaf = self._tree.find(mass)
+        order = fractions[rows:].argsort()
+        slots, leaf = slots.take(order), leaf.take(order)
+        # Over the maximum, N and the total cancel out of (N·P)^-beta.
+        weight = (np.minimum.reduce(leaf) / leaf) ** self._settings.beta_at(number)
+        return Draw(self._keys(slots, window), leaf / total, weight.astype(np.float32), self._raw.take(slots))
 
     def update(self, keys: Keys, priority: Floats) -> None:
         if not len(keys):
@@ -115,25 +128,41 @@ class _PrioritySampler:
         slots = keys % self._capacity
         self._raw[slots] = raised
         leaf = self._leaf(raised)
-        self._tree.set(slots, leaf if self._starts is None else np.where(self._starts.at(slots), leaf, 0.0))
-        self._highest = max(self._highest, float(raised.max()))
+        self._tree.set(slots, leaf if self._starts is None else leaf * self._starts.at(slots))
+        self._highest = max(self._highest, float(np.maximum.reduce(raised)))
 
-    def _fill(self, first_key: int, raw: Floats) -> None:
-        start = first_key % self._capacity
-        head = min(len(raw), self._capacity - start)
-        for low, part in ((start, raw[:head]), (0, raw[head:])):
-            if len(part):
-                self._raw[low : low + len(part)] = part
-                leaf = self._leaf(part) if self._starts is None else np.zeros(len(part))
-                self._tree.set_range(low, leaf, low + len(part))
+    def _keys(self, slots: Keys, window: Window) -> Keys:
+        """The live rows in these slots."""
+        capacity = self._capacity
+        if window.stop <= capacity:
+            return slots
+        keys = slots + (window.stop - window.stop % capacity)
+        keys -= capacity * (keys >= window.stop)
+        return keys
 
-    def _count(self, window: Window) -> int:
-        """N, how many rows there are to draw from."""
-        return len(window) if self._starts is None else self._starts.count
+    def _new_row(self) -> tuple[float, float]:
+        """Raw priority and leaf of a row that comes without a priority."""
+        raw = self._highest if self._settings.new == "max" else float(self._settings.new)
+        if raw != self._default[0]:
+            self._default = (raw, float(self._leaf(np.array([raw]))[0]))
+        return self._default
+
+    def _new_rows(self, priority: Floats) -> tuple[Floats, Floats]:
+        raw = np.where(np.isnan(priority), self._new_row()[0], priority)
+        self._highest = max(self._highest, float(raw.max(initial=0.0)))
+        return raw, self._leaf(raw)
+
+    def _fill(self, start: int, stop: int, raw: Floats | float, leaf: Floats | float) -> None:
+        self._raw[start:stop] = raw
+        self._tree.set_range(start, leaf, stop)
 
     def _leaf(self, raw: Floats) -> Floats:
         # Only an explicit 0 disables a row: neither does 0 ** 0 enable it, nor a large alpha disable one by underflow.
-        return np.where(raw > 0.0, np.maximum(raw**self._settings.alpha, np.finfo(np.float64).tiny), 0.0)
+        leaf = raw**self._settings.alpha
+        np.maximum(leaf, _TINY, out=leaf)
+        if np.count_nonzero(raw) < len(raw):
+            leaf[raw == 0.0] = 0.0
+        return leaf
 
 
 def _require(name: str, got: Any, fits: Callable[[float], bool], expected: str) -> None:

@@ -2,71 +2,170 @@
 
 from __future__ import annotations
 
+import math
+import os
+from itertools import pairwise
+from types import ModuleType
+
 import numpy as np
 from numpy.typing import NDArray
 
 MOST_ROOTS = 4096
 """The tree is cut here: a cumulative sum over this many nodes is as cheap as the levels it replaces."""
 
+_BITS = 4
+"""16 nodes sum up to one: all that is above costs half a byte a leaf, and the binary levels between are made anew from two
+cache lines when they are needed. (32 leaves to a node would cost a quarter of a byte, and 8 % more time.)"""
+
+_MOST_PENDING = 1 << 16
+"""Leaves: a longer range isn't left for later, so that no draw has to wait for it, or needs memory for it."""
+
 Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
-class PriorityTree:
-    """Non-negative float64 leaves, with pairwise sums up to at most MOST_ROOTS roots. Parents are always recomputed from
-    their children, never adjusted by differences, so sums don't drift."""
+def compiled() -> ModuleType | None:
+    """`conduit.core.compiled_sums` where numba is there, and the environment doesn't say CONDUIT_NUMBA=0. Results are the same
+    either way."""
+    if os.environ.get("CONDUIT_NUMBA") == "0":
+        return None
+    try:
+        from conduit.core import compiled_sums
+    except ImportError:
+        return None
+    return compiled_sums
 
-    def __init__(self, leaves: int) -> None:
-        depth = 0
-        while -(-leaves >> depth) > MOST_ROOTS:
-            depth += 1
-        roots = -(-leaves >> depth)
-        self._levels = [np.zeros(roots << (depth - level)) for level in range(depth + 1)]
-        self._cumulative: Floats | None = None
+
+class PriorityTree:
+    """Non-negative float64 leaves, with sums of sums up to at most MOST_ROOTS roots: 8.6 B a leaf.
+
+    All sums are of pairs, then of pairs of pairs, and always recomputed, never adjusted by differences: they don't drift, and
+    depend on the leaves alone. `kernels`: what `compiled()` gives, or None for NumPy."""
+
+    def __init__(self, leaves: int, kernels: ModuleType | None = None) -> None:
+        self._kernels = kernels
+        depth, roots = 0, leaves
+        while roots > MOST_ROOTS:
+            depth, roots = depth + 1, -(-roots >> _BITS)
+        sizes = [roots << _BITS * (depth - level) for level in range(depth + 1)]
+        self._starts = np.cumsum([0, *sizes[:-1]])
+        self._nodes = _aligned_zeros(sum(sizes))
+        levels = np.split(self._nodes, self._starts[1:])
+        # From the leaves up: a level's nodes, 16 siblings a row, and their sums.
+        self._climbs = [(below.reshape(-1, 1 << _BITS), above) for below, above in pairwise(levels)]
+        self._leaves, self._roots = levels[0], levels[-1]
+        self._sums = np.zeros(roots + 1)
+        self._sums_known = True
+        self._pending = self._pending_stop = 0
 
     @property
     def total(self) -> float:
-        return float(self._sums()[-1])
+        self._settle()
+        return float(self._sums[-1])
 
     def get(self, index: Index) -> Floats:
-        return self._levels[0][index]
+        return self._leaves.take(index)
 
     def set(self, index: Index, values: Floats) -> None:
         """Sets leaves; of an index that occurs twice, the last value stays."""
-        self._levels[0][index] = values
-        for below, level in zip(self._levels[:-1], self._levels[1:], strict=True):
-            index = index >> 1
-            left = index << 1
-            level[index] = below[left] + below[left + 1]
-        self._cumulative = None
+        self._leaves[index] = values
+        self._sums_known = False
+        if self._kernels is not None:
+            self._kernels.climb(self._nodes, self._starts, index)
+            return
+        for siblings, above in self._climbs:
+            index = index >> _BITS
+            above[index] = _halved(siblings.take(index, axis=0).reshape(-1), len(index))[-1]
 
     def set_range(self, start: int, values: Floats | float, stop: int) -> None:
-        """Sets leaves [start, stop)."""
-        self._levels[0][start:stop] = values
-        for below, level in zip(self._levels[:-1], self._levels[1:], strict=True):
-            start, stop = start >> 1, ((stop - 1) >> 1) + 1
-            children = below[2 * start : 2 * stop]
-            np.add(children[0::2], children[1::2], out=level[start:stop])
-        self._cumulative = None
+        """Sets leaves [start, stop). What is above them waits: for more leaves after them, or for the first who asks."""
+        self._leaves[start:stop] = values
+        self._sums_known = False
+        if start != self._pending_stop or stop - self._pending > _MOST_PENDING:
+            self._climb_pending()
+            self._pending = start
+        self._pending_stop = stop
 
-    def find(self, mass: Floats) -> Index:
-        """For each mass in [0, total], a leaf i with a positive value such that the leaves before i sum to at most the
-        mass. Rounding can move a mass to a neighbour, never to a leaf of value zero. The total must be positive."""
-        sums = self._sums()
-        roots = self._levels[-1]
-        last = int(np.flatnonzero(roots)[-1]) if roots[-1] == 0.0 else len(roots) - 1
-        index = np.minimum(np.searchsorted(sums, mass, side="right"), last)
-        # Rounding may leave a rest just below zero, which would lead into empty left branches.
-        rest = np.maximum(mass - (sums[index] - roots[index]), 0.0)
-        for level in reversed(self._levels[:-1]):
-            index = index << 1
-            left = level[index]
-            right = (rest >= left) & (level[index + 1] > 0.0)
-            rest -= np.where(right, left, 0.0)
-            index += right
+    def find(self, mass: Floats) -> tuple[Index, Floats]:
+        """For each mass in [0, total], a leaf i with a positive value such that the leaves before i sum to at most the mass,
+        and its value. Rounding can move a mass to a neighbour, never to a leaf of value zero. The total must be positive.
+        Quickest for ascending masses."""
+        most = math.nextafter(self.total, 0.0)
+        if self._kernels is None:
+            index = self._descend(np.minimum(mass, most))
+            values = self._leaves.take(index)
+            lost = np.count_nonzero(values) < len(values)
+        else:
+            index, values = np.empty(len(mass), np.int64), np.empty(len(mass))
+            lost = self._kernels.descend(self._nodes, self._starts, self._sums, mass, most, index, values)
+        if lost:
+            # A rest that rounding had left no smaller than its node's sum went past the last leaf there.
+            places = np.flatnonzero(values == 0.0)
+            index[places] = self._descend(np.minimum(mass[places], most), careful=True)
+            values = self._leaves.take(index)
+        return index, values
+
+    def _descend(self, mass: Floats, careful: bool = False) -> Index:
+        """`careful`: a rest stays below the sum of the node that it is in, whatever the rounding."""
+        index = self._sums[1:].searchsorted(mass, side="right")
+        rest = mass - self._sums.take(index)
+        place = np.arange(len(mass))
+        for siblings, above in reversed(self._climbs):
+            whole = above.take(index) if careful else rest
+            halves = _halved(siblings.take(index, axis=0).reshape(-1), 2 * len(mass))
+            node = place
+            for level in reversed(halves):
+                if careful:
+                    np.minimum(rest, np.nextafter(whole, 0.0), out=rest)
+                node = node + node
+                left = level.take(node)
+                right = rest >= left
+                if careful:
+                    whole = np.where(right, level.take(node + 1), left)
+                left *= right
+                rest -= left
+                node += right
+            # From a place among the siblings taken to one among all.
+            index -= place
+            index <<= _BITS
+            index += node
         return index
 
-    def _sums(self) -> Floats:
-        if self._cumulative is None:
-            self._cumulative = np.cumsum(self._levels[-1])
-        return self._cumulative
+    def _settle(self) -> None:
+        """Makes all sums those of the leaves as they are."""
+        if self._sums_known:
+            return
+        self._climb_pending()
+        if self._kernels is None:
+            np.add.accumulate(self._roots, out=self._sums[1:])
+        else:
+            self._kernels.accumulate(self._roots, self._sums)
+        self._sums_known = True
+
+    def _climb_pending(self) -> None:
+        start, stop = self._pending, self._pending_stop
+        if start == stop:
+            return
+        self._pending = stop
+        if self._kernels is not None:
+            self._kernels.climb_range(self._nodes, self._starts, start, stop)
+            return
+        for siblings, above in self._climbs:
+            start, stop = start >> _BITS, ((stop - 1) >> _BITS) + 1
+            above[start:stop] = _halved(siblings[start:stop].reshape(-1), stop - start)[-1]
+
+
+def _aligned_zeros(count: int) -> Floats:
+    """On the edge of a cache line, so that 16 siblings are in two lines, not three."""
+    more = np.zeros(count + 8)
+    first = -more.ctypes.data % 64 // 8
+    return more[first : first + count]
+
+
+def _halved(nodes: Floats, count: int) -> list[Floats]:
+    """`nodes`, the sums of their pairs, and so on, up to `count` of them."""
+    halves = [nodes]
+    while len(nodes) > count:
+        nodes = nodes[0::2] + nodes[1::2]
+        halves.append(nodes)
+    return halves

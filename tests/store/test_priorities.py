@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
 import conduit
+from conduit.core.priorities import Priorities
+from conduit.core.ring import Window
 from conduit.errors import ConduitError, PriorityError, UnknownKeyError
 from tests.store.rows import each_backend, fill, step, store
 
@@ -67,6 +72,7 @@ def test_what_is_given_may_be_changed_at_once():
 
 
 def test_a_late_update_for_an_evicted_row_leaves_the_row_in_its_slot_alone():
+    """pytorch/rl#4041: keys that were slots hit whatever row was there by then."""
     with prioritized() as s:
         actor = s.actor()
         fill(actor, 8)
@@ -87,6 +93,7 @@ def test_of_a_key_given_twice_the_last_stays():
 
 
 def test_alpha_is_applied_once_however_often_a_priority_is_set():
+    """pytorch/rl#3925."""
     with prioritized(sampling={"alpha": 0.5}) as s:
         fill(s.actor(), 8)
         for _ in range(3):
@@ -234,3 +241,78 @@ def test_priorities_whose_sum_would_overflow_are_refused_or_served():
             return
         _, _, probability, _ = drawn(s)
         np.testing.assert_allclose(probability, 1 / 8)
+
+
+class Waiting:
+    """Priorities of eight rows, whose turns come when the test says; arrays are on a device, or on the host."""
+
+    def __init__(self, on_device: bool) -> None:
+        self.window = Window(0, 8)
+        self.actions: list[Any] = []
+        self.fetched = 0
+        self.sampler = conduit.Prioritized(**PLAIN).start(8, 0)
+        self.sampler.insert(0, 8, None)
+        arrays: Any = SimpleNamespace(to_numpy=np.asarray, fetch=self._fetch, on_host=lambda leaf: not on_device)
+        order: Any = SimpleNamespace(act=self.actions.append)
+        self.priorities = Priorities(arrays, order, cast(Any, self), self.sampler)
+
+    def _fetch(self, leaf: Any) -> Any:
+        copy = np.array(leaf)
+
+        def wait() -> np.ndarray:
+            self.fetched += 1
+            return copy
+
+        return wait
+
+    def push(self, rows: int) -> None:
+        self.sampler.insert(self.window.stop, rows, None)
+        self.window = Window(self.window.first + rows, self.window.stop + rows)
+
+    def known(self) -> dict[int, float]:
+        draw: Any = self.sampler.draw(0, 500, self.window)
+        return dict(zip(draw.keys.tolist(), draw.priority.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_rows_that_go_before_an_updates_turn_are_stale_in_it(on_device):
+    waiting = Waiting(on_device)
+    asked = waiting.priorities.update(np.arange(4), [2.0, 3.0, 4.0, 5.0])
+    assert asked == conduit.PriorityUpdate(applied=4, stale=0)
+    waiting.push(2)
+    assert waiting.fetched == 0
+    waiting.actions[0]()
+    assert (waiting.priorities.applied, waiting.priorities.stale) == (2, 2)
+    assert waiting.known() == dict.fromkeys(range(4, 10), 1.0) | {2: 4.0, 3: 5.0}
+
+
+def test_what_is_on_a_device_is_waited_for_and_checked_in_its_turn():
+    waiting = Waiting(on_device=True)
+    waiting.priorities.update(np.arange(2), [1.0, np.nan])
+    assert waiting.fetched == 0
+    with pytest.raises(PriorityError, match="key 1 has priority nan"):
+        waiting.actions[0]()
+    assert waiting.fetched == 1
+    assert set(waiting.known().values()) == {1.0}
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int64, np.uint64, np.float16, np.float32, np.bool_])
+def test_priorities_of_any_real_dtype_are_taken(dtype):
+    with prioritized() as s:
+        fill(s.actor(), 8)
+        s.update_priorities(np.array([2, 6], np.uint64), np.array([1, 3]).astype(dtype))
+        assert priorities(s)[6] == float(np.array(3).astype(dtype))
+
+
+def test_keys_beyond_int64_are_refused_as_never_issued():
+    with prioritized() as s:
+        fill(s.actor(), 8)
+        with pytest.raises(UnknownKeyError, match="key 18446744073709551615 was never issued"):
+            s.update_priorities(np.array([1, 2**64 - 1], np.uint64), np.ones(2))
+
+
+def test_keys_and_priorities_may_be_views_with_strides():
+    with prioritized() as s:
+        fill(s.actor(), 8)
+        s.update_priorities(np.arange(8)[::-2], np.arange(16.0).reshape(4, 4)[:, 1])
+        assert priorities(s) == dict.fromkeys(range(8), 1.0) | {7: 1.0, 5: 5.0, 3: 9.0, 1: 13.0}
