@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from conduit.core.batch import Batch
 from conduit.core.delivery import Delivery, Request
 from conduit.core.episodes import End, Rows, Step
 from conduit.core.experience import Tree
-from conduit.core.halt import Halt
+from conduit.core.halt import Halt, check_timeout
 from conduit.core.ingestion import Ingestion
 from conduit.core.ledger import Ledger, PortCall
 from conduit.core.order import Order
@@ -47,6 +46,7 @@ class Actor:
     def __init__(self, path: PathIn, lanes: ActorLanes) -> None:
         self._path = path
         self._lanes = lanes
+        self._steps = path.signature.steps(lanes.lanes)
         self._closed = self._left = False
 
     @property
@@ -79,10 +79,17 @@ class Actor:
                     "push: a Step brings its own final and valid; expected them there, not as arguments as well"
                 )
             step, final, valid = step.rows, step.final, step.valid
-        with self._path.ledger.port("push") as wait:
+        path = self._path
+        # Not a with block: it would take longer than much of what it counts.
+        call = path.ledger.port("push")
+        try:
             self._check_open()
-            rows = self._path.signature.step(step, final, valid, priority, self._lanes.lanes)
-            return self._put(rows, version, timeout_s, wait)
+            rows = path.signature.step(step, final, valid, priority, self._steps)
+            if path.signature.fixed:
+                return self._put(rows, version, timeout_s, call)
+            return self._put_first(rows, version, timeout_s, call)
+        finally:
+            call.end()
 
     def push_trajectory(
         self,
@@ -99,12 +106,14 @@ class Actor:
 
         `end`: how the last one ends: "open", "terminated", "truncated" or "cut"; by default as its leaves `terminated` and
         `truncated` say, "open" without such leaves. `final`: the observation (and value) after the last row, leaves (*shape)."""
-        with self._path.ledger.port("push") as wait:
+        with self._path.ledger.port("push") as call:
             self._check_open()
             if not 0 <= lane < self.lanes:
                 raise SchemaError(f"push_trajectory: lane {lane}; this actor has lanes 0 to {self.lanes - 1}")
             taken = self._path.signature.trajectory(rows, end, final, priority, self._lanes.lanes[lane])
-            return self._put(taken, version, timeout_s, wait)
+            if self._path.signature.fixed:
+                return self._put(taken, version, timeout_s, call)
+            return self._put_first(taken, version, timeout_s, call)
 
     def end_unit(self, *, bootstrap: Mapping[str, Tree] | None = None) -> None:
         """On-policy: this actor's rows of the iteration are all pushed. `bootstrap`: what is known of the observations after
@@ -113,42 +122,45 @@ class Actor:
         with self._path.ledger.port("push"):
             self._check_open()
             known = self._path.signature.bootstrap(bootstrap, self.lanes)
-            self._path.rollout.end_unit(self._lanes, known, self._deadline(None))
+            self._path.rollout.end_unit(self._lanes, known, self._deadline())
             self._path.ingestion.catch_up()
 
     def close(self) -> None:
         """The actor leaves: its open lanes are cut. Pushed rows stay."""
         self._closed = True
         if not self._left and self._path.halt.reason is None:
-            self._path.rollout.leave(self._lanes, self._deadline(None))
+            self._path.rollout.leave(self._lanes, self._deadline())
             self._left = True
             self._path.ingestion.catch_up()
 
-    def _put(self, rows: Rows, version: int | None, timeout_s: float | None, wait: PortCall) -> int:
+    def _put(self, rows: Rows, version: int | None, timeout_s: float | None, call: PortCall) -> int:
+        count, path = len(rows), self._path
+        if not count:
+            return 0
+        deadline_s = call.began_s + (path.timeout_s if timeout_s is None else check_timeout(timeout_s))
+        try:
+            taken = path.rollout.put(self._lanes, rows, version, deadline_s, call)
+            path.ingestion.catch_up()
+        except BaseException as error:
+            path.ingestion.interrupted(error)
+            raise
+        return count if taken else 0
+
+    def _put_first(self, rows: Rows, version: int | None, timeout_s: float | None, call: PortCall) -> int:
+        """`_put` where no push has fixed the signature so far: this one does, if it is taken."""
         if not len(rows):
             return 0
-        deadline_s = self._deadline(timeout_s)
-        if self._path.signature.fixed:
-            return self._take(rows, version, deadline_s, wait)
         with self._path.signature.fixed_by(rows):
-            return self._take(rows, version, deadline_s, wait)
-
-    def _take(self, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> int:
-        try:
-            taken = self._path.rollout.put(self._lanes, rows, version, deadline_s, wait)
-            self._path.ingestion.catch_up()
-        except BaseException as error:
-            self._path.ingestion.interrupted(error)
-            raise
-        return len(rows) if taken else 0
+            return self._put(rows, version, timeout_s, call)
 
     def _check_open(self) -> None:
-        self._path.halt.check()
+        if self._path.halt.reason is not None:
+            self._path.halt.check()
         if self._closed:
             raise ClosedError("this actor is closed; open another with store.actor()")
 
-    def _deadline(self, timeout_s: float | None) -> float:
-        return self._path.halt.deadline_s(self._path.timeout_s if timeout_s is None else timeout_s)
+    def _deadline(self) -> float:
+        return self._path.halt.deadline_s(self._path.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +196,7 @@ class Learner:
         self._path = path
         self._index = index
         self._requests: dict[int, Request] = {}
-        self._asked: Request | None = None
-        self._puller: int | None = None
+        self._puller: PortCall | None = None
 
     def pull(self, *, timeout_s: float | None = None) -> Batch:
         """The learner's next batch, in memory that belongs to the caller.
@@ -193,20 +204,17 @@ class Learner:
         Raises WaitTimeout, saying what is missing, when it can't be served in `timeout_s` (by default the store's); the next
         pull asks for the same batch. Raises what stopped the store if it has stopped."""
         path = self._path
-        with path.ledger.port("pull") as call:
+        call = path.ledger.port("pull")
+        try:
             path.halt.check()
-            began_s = path.halt.clock.now()
-            deadline_s = path.halt.deadline_s(path.timeout_s if timeout_s is None else timeout_s)
-            try:
-                self._begin_pull(deadline_s)
-                staged = self._next(deadline_s)
-            finally:
-                _attribute(call, self._asked, path.ingestion.rows_came_s(), began_s, path.halt.clock.now())
-                self._end_pull()
-            assert isinstance(staged.batch, Batch)
+            deadline_s = call.began_s + (path.timeout_s if timeout_s is None else check_timeout(timeout_s))
+            staged = self._next(call, deadline_s)
             path.delivery.order(staged)
+        finally:
+            call.end()
         if self.rank == 0 and path.stream == 0 and path.numbering.per_iteration is None:
             path.ledger.end_iteration()
+        assert isinstance(staged.batch, Batch)
         return staged.batch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -235,64 +243,60 @@ class Learner:
         for request in dropped.values():
             self._path.delivery.give_up(request)
 
-    def _begin_pull(self, deadline_s: float) -> None:
-        turnstile, halt = self._path.turnstile, self._path.halt
-        with turnstile:
-            halt.wait(
-                turnstile,
-                lambda: self._puller is None,
-                deadline_s,
-                lambda: "another thread is pulling from this learner",
-            )
-            self._puller = threading.get_ident()
-
-    def _end_pull(self) -> None:
-        with self._path.turnstile:
-            if self._puller == threading.get_ident():
-                self._puller = None
-                self._path.turnstile.notify_all()
-
-    def _next(self, deadline_s: float) -> Staged:
-        while True:
-            index = self._index
-            request = self._request(index)
-            if request is not None:
-                self._prefetch_after(index)
-                staged = self._take(index, request, deadline_s)
-                if staged is not None:
-                    with self._path.turnstile:
-                        self._requests.pop(index, None)
-                        self._index = max(self._index, index + 1)
-                    return staged
-            # advance() dropped what was asked for: the next iteration's first batch is asked for instead.
-
-    def _request(self, index: int) -> Request | None:
-        """The request that batch `index` is part of, made now if there is none; None if it is not wanted any more."""
+    def _next(self, call: PortCall, deadline_s: float) -> Staged:
+        """The next batch, for this `call` alone: others wait."""
         path = self._path
-        with path.turnstile:
-            if index < self._index:
-                return None
-            request = self._requests.get(index)
-            if request is None:
-                group = [i for i in path.numbering.group(index) if i >= index]
-                numbers = [path.numbering.number(i) for i in group]
-                lags = [i - self._index for i in group]
-                request = path.delivery.request(numbers, lags, path.batch_size, path.outbox.put, path.stream)
-                self._requests.update(dict.fromkeys(group, request))
-                if path.overlap:
-                    path.delivery.submit(request)
+        turnstile, staged, index = path.turnstile, None, self._index
+        try:
+            with turnstile:
+                if self._puller is not None:
+                    path.halt.wait(turnstile, lambda: self._puller is None, deadline_s, _why_not_mine)
+                self._puller = call
+                index = self._index
+                request = self._request(index)
+            while (staged := self._take(index, request, deadline_s, call)) is None:
+                # advance() dropped what was asked for: the next iteration's first batch is asked for instead.
+                with turnstile:
+                    index = self._index
+                    request = self._request(index)
+            return staged
+        finally:
+            with turnstile:
+                if staged is not None:
+                    self._requests.pop(index, None)
+                    self._index = max(self._index, index + 1)
+                if self._puller is call:
+                    self._puller = None
+                    turnstile.notify_all()
+
+    def _request(self, index: int) -> Request:
+        """The request that the learner's next batch `index` is part of, made now if there is none. When that is the first of its
+        group and batches are prepared ahead, the next group is asked for as well, within the iteration. The turnstile is held."""
+        request = self._requests.get(index) or self._ask(index)
+        if self._path.overlap:
+            numbering = self._path.numbering
+            group = numbering.group(index)
+            ahead = group.stop
+            if index == group.start and ahead != numbering.next_iteration(index) and ahead not in self._requests:
+                self._ask(ahead)
         return request
 
-    def _prefetch_after(self, index: int) -> None:
-        """When the first batch of a group is pulled, the next group is asked for, within the iteration."""
-        numbering = self._path.numbering
-        group = numbering.group(index)
-        if self._path.overlap and index == group.start and group.stop != numbering.next_iteration(index):
-            self._request(group.stop)
+    def _ask(self, index: int) -> Request:
+        """Asks for the batches of `index`'s group, from `index` on. The turnstile is held."""
+        path, numbering = self._path, self._path.numbering
+        stop = numbering.group(index).stop
+        numbers = range(numbering.number(index), numbering.number(stop), numbering.world)
+        lags = range(index - self._index, stop - self._index)
+        request = path.delivery.request(numbers, lags, path.batch_size, path.outbox.put, path.stream)
+        for i in range(index, stop):
+            self._requests[i] = request
+        if path.overlap:
+            path.delivery.submit(request)
+        return request
 
-    def _take(self, index: int, request: Request, deadline_s: float) -> Staged | None:
+    def _take(self, index: int, request: Request, deadline_s: float, call: PortCall) -> Staged | None:
         path, number = self._path, self._path.numbering.number(index)
-        self._asked = request
+        waits = not request.turn.begun
         try:
             staged = path.outbox.take(number) if len(path.outbox) else None
             if staged is None and path.order.settle(request.turn, deadline_s):
@@ -309,6 +313,9 @@ class Learner:
             if isinstance(error, WaitTimeout):
                 raise WaitTimeout(self._why(number)) from None
             raise
+        finally:
+            if waits:
+                _attribute(call, request, path.ingestion.rows_came_s(), path.halt.clock.now())
         return staged
 
     def _await(self, request: Request, deadline_s: float, number: int) -> Staged | None:
@@ -342,11 +349,13 @@ class Learner:
         return f"{what} timed out: {missing or 'it is being prepared'}{f'; {more}' if more else ''}"
 
 
-def _attribute(call: PortCall, request: Request | None, rows_came_s: float, began_s: float, ended_s: float) -> None:
+def _why_not_mine() -> str:
+    return "another thread is pulling from this learner"
+
+
+def _attribute(call: PortCall, request: Request, rows_came_s: float, ended_s: float) -> None:
     """Says what a pull's seconds went to before its draw: rows that nobody had pushed, or that were being ingested."""
-    if request is None:
-        return
-    turn = request.turn
+    turn, began_s = request.turn, call.began_s
     before_s = max(0.0, min(turn.began_at_s, ended_s) - began_s)
     if turn.passed_over:
         until_s = ended_s if turn.ready_at_s is None else min(turn.ready_at_s, rows_came_s)

@@ -105,7 +105,8 @@ class Store:
         self._seed = seed
         self._clock = clock or RealClock()
         self._halt = Halt(self._clock)
-        self._ledger = Ledger(self._clock, self._halt.waited_s)
+        self._ledger = Ledger(self._clock)
+        self._halt.tell_waited = self._ledger.waited
         self._order = Order(self._halt)
         self._placement = Placement.of(placement, self._backend.endpoints())
         self._buffer = ExperienceBuffer(
@@ -141,6 +142,7 @@ class Store:
             self._semantics.sampling.prioritized,
             self._sampler.highest_priority,
             copies=not written_at_once,
+            finals_of=recipe.final_sources(),
         )
         self._ports = self._halt.condition("ports")
         self._actor_count = self._lane_count = self._on_demand = 0

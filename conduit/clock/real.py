@@ -5,19 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import Any
 
 from conduit.clock.protocol import Condition, Task
+
+_A_MOMENT_S = 1e-6
+"""A thread that sleeps for nothing at all lets nobody in."""
 
 
 class RealClock:
     """`time.perf_counter` and `threading`. What escapes a task goes to `threading.excepthook`."""
 
-    def now(self) -> float:
-        return time.perf_counter()
+    now = staticmethod(time.perf_counter)
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(_bounded(seconds))
+        """For 0 s: as briefly as lets another thread in."""
+        time.sleep(_bounded(seconds) or _A_MOMENT_S)
 
     def sleep_until(self, instant_s: float) -> None:
         self.sleep(instant_s - self.now())
@@ -31,29 +34,28 @@ class RealClock:
         return _RealTask(thread)
 
 
-class _RealCondition:
+_RLock: Any = type(threading.RLock())
+
+
+class _RealCondition(_RLock):
+    """The lock itself, so that it is taken and given back in C: where Python code did that, Ctrl-C could come between the
+    lock and the block, and nobody would release it."""
+
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._condition = threading.Condition(self._lock)
-
-    def __enter__(self) -> Self:
-        try:
-            self._lock.acquire()
-        # Ctrl-C may come when the lock is held already and the block isn't entered yet: nobody would release it.
-        except BaseException:
-            if self._lock._is_owned():  # pyright: ignore[reportAttributeAccessIssue]
-                self._lock.release()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        self._condition = threading.Condition(self)
+        self._waiting = 0
 
     def wait_for(self, predicate: Callable[[], bool], deadline_s: float | None = None) -> bool:
-        return bool(self._condition.wait_for(predicate, _timeout(deadline_s)))
+        self._waiting += 1
+        try:
+            return bool(self._condition.wait_for(predicate, _timeout(deadline_s)))
+        finally:
+            self._waiting -= 1
 
     def notify_all(self) -> None:
-        self._condition.notify_all()
+        # Mostly nobody waits: then all that is left to do is to refuse a caller who doesn't hold the condition.
+        if self._waiting or not self._is_owned():
+            self._condition.notify_all()
 
 
 class _RealTask:

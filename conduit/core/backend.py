@@ -29,7 +29,7 @@ RowIndex = NDArray[np.int64]
 """Row numbers in columns, one-dimensional, each in [0, rows)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Columns(Generic[A]):
     """Rows at one endpoint, one array a field: `arrays[path]` has shape (rows, *field.shape). What `read` and `adopt`
     return has the field's dtype; what `allocate` and `transfer` return is for the backend's own methods only."""

@@ -117,14 +117,18 @@ class ExperienceBuffer:
         """Appends rows, evicting as many of the oldest as the ring has no room for. Their arrays, which nobody changes any more,
         fix the stored schema if they are the first."""
         columns = self._columns(rows)
-        count, stop = columns.rows, self._window.stop
-        # Of more rows than the ring has, the first are gone as soon as they are counted: they aren't written at all.
-        lost = max(0, count - self.capacity)
-        first = max(self._window.first, stop + count - self.capacity)
-        excluded = self._evict(min(first, stop))
+        count, first, stop = columns.rows, self._window.first, self._window.stop
+        lost, excluded = 0, _NONE
+        oldest = stop + count - self._layout.capacity
+        if oldest > first:
+            # Of more rows than the ring has, the first are gone as soon as they are counted: they aren't written at all.
+            first, lost = oldest, max(0, oldest - stop)
+            excluded = self._evict(min(first, stop))
         for span in self._layout.spans(stop + lost, count - lost):
-            low = lost + span.offset
-            part = columns if span.rows == count else columns.slice(low, low + span.rows)
+            if span.rows == count:
+                part = columns
+            else:
+                part = columns.slice(lost + span.offset, lost + span.offset + span.rows)
             self._shards[span.shard].write(span.slot, part)
         self._versions.append(stop, rows.version)
         admitted = _NONE if self._lineage is None else self._link(self._lineage, rows, stop, lost)
@@ -287,9 +291,12 @@ class ExperienceBuffer:
                 )
             self._schema, self._composition = schema, composition
             self._row_bytes = schema.row_bytes
-        leaves = schema.flatten(rows.data, "stored rows")
-        if rows.schema is not schema:
-            schema.check(leaves, "stored rows", count)
+        if rows.schema is schema and schema.flat:
+            leaves = rows.data
+        else:
+            leaves = schema.flatten(rows.data, "stored rows")
+            if rows.schema is not schema:
+                schema.check(leaves, "stored rows", count)
         return Columns(PAGEABLE, leaves, count)
 
     def _check_finals(self, needed: int) -> None:
@@ -334,7 +341,10 @@ class ExperienceBuffer:
             return _NONE
         self._window = Window(first, self._window.stop)
         # No lease can be taken meanwhile: that needs a turn, and the caller is in one.
-        while blocking := next((lease for lease in list(self._leases) if lease.oldest < first), None):
+        while self._leases:
+            blocking = next((lease for lease in list(self._leases) if lease.oldest < first), None)
+            if blocking is None:
+                break
             self.redeem(blocking)
         self._versions.evict(first)
         if self._lineage is None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
 from numbers import Real
 from typing import TypeGuard
 
 from conduit.clock import Clock, Condition
 from conduit.errors import ConduitError, OperatorError, SettingError, WaitTimeout
-
-
-class _Thread(threading.local):
-    waited_s = 0.0
 
 
 class Halt:
@@ -24,17 +19,10 @@ class Halt:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._reason: ConduitError | None = None
+        self.reason: ConduitError | None = None
         self._conditions: list[Condition] = []
-        self._thread = _Thread()
-
-    @property
-    def reason(self) -> ConduitError | None:
-        return self._reason
-
-    def waited_s(self) -> float:
-        """How long the calling thread has been in waits so far."""
-        return self._thread.waited_s
+        self.tell_waited: Callable[[float], None] = lambda seconds: None
+        """Is told, after every wait, how long the calling thread was in it."""
 
     def condition(self, name: str) -> Condition:
         condition = self.clock.condition(name)
@@ -53,8 +41,8 @@ class Halt:
         self.clock.spawn(self._wake, "conduit-halt")
 
     def _set(self, reason: BaseException) -> None:
-        if self._reason is None:
-            self._reason = reason if _is_ours(reason) else _operator_error(reason)
+        if self.reason is None:
+            self.reason = reason if _is_ours(reason) else _operator_error(reason)
 
     def _wake(self) -> None:
         for condition in list(self._conditions):
@@ -63,13 +51,12 @@ class Halt:
 
     def check(self) -> None:
         """Raises the reason, if there is one."""
-        if self._reason is not None:
-            raise copy.copy(self._reason) from (self._reason.__cause__ or self._reason)
+        if self.reason is not None:
+            raise copy.copy(self.reason) from (self.reason.__cause__ or self.reason)
 
     def deadline_s(self, timeout_s: float) -> float:
         """The instant `timeout_s` from now. SettingError unless it is a number of seconds ≥ 0."""
-        check_timeout(timeout_s)
-        return self.clock.now() + timeout_s
+        return self.clock.now() + check_timeout(timeout_s)
 
     def wait(
         self, condition: Condition, until: Callable[[], bool], deadline_s: float | None, why: Callable[[], str]
@@ -77,18 +64,20 @@ class Halt:
         """Waits, holding `condition`, until `until()`. Raises the reason to halt, or WaitTimeout with `why()`, which must take no
         condition, at the deadline."""
         done = until()
-        if not done and self._reason is None:
+        if not done and self.reason is None:
             began_s = self.clock.now()
-            done = condition.wait_for(lambda: self._reason is not None or until(), deadline_s)
-            self._thread.waited_s += self.clock.now() - began_s
+            done = condition.wait_for(lambda: self.reason is not None or until(), deadline_s)
+            self.tell_waited(self.clock.now() - began_s)
         self.check()
         if not done:
             raise WaitTimeout(why())
 
 
-def check_timeout(timeout_s: object) -> None:
+def check_timeout(timeout_s: object) -> float:
+    """`timeout_s`. SettingError unless it is a number of seconds ≥ 0."""
     if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or not float(timeout_s) >= 0:
         raise SettingError(f"timeout_s={timeout_s!r}: expected seconds ≥ 0; math.inf waits for ever")
+    return float(timeout_s)
 
 
 def _is_ours(reason: BaseException) -> TypeGuard[ConduitError]:

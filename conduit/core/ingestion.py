@@ -194,22 +194,22 @@ class Ingestion:
 
     def catch_up(self) -> None:
         """In line: ingests what the calling thread has sealed."""
-        if self.overlap or not self._inbox.is_mine():
+        group = self._inbox.claimed()
+        if group is None:
             return
-        while group := self._inbox.take_or_end_claim():
-            try:
-                self.step(group)
-            # Rows that are lost to the buffer, be it by Ctrl-C: the store must not go on as if nothing had happened.
-            except BaseException as error:
-                if not self._is_first_push(group, error):
-                    self._halt.now_because(error)
-                    raise
-                self._inbox.take_or_end_claim()
-                raise
+        try:
+            self.step(group)
+        # Rows that are lost to the buffer, be it by Ctrl-C: the store must not go on as if nothing had happened.
+        except BaseException as error:
+            if not self._is_first_push(group, error):
+                self._halt.now_because(error)
+            raise
+        finally:
+            self._inbox.finish(group)
 
     def interrupted(self, error: BaseException) -> None:
         """Ctrl-C may come between the sealing of a group and its ingestion: then the rows are lost, and others would wait."""
-        if not self.overlap and self._inbox.is_mine():
+        if self._inbox.claimed() is not None:
             self._halt.now_because(error)
 
     def _is_first_push(self, group: Group, error: BaseException) -> bool:
@@ -218,7 +218,7 @@ class Ingestion:
         return unsuited and len(group.units) == 1 and not self._chain.has_hooks and not self._chain.on_policy
 
     def rows_came_s(self) -> float:
-        """When rows were pushed last that made a group."""
+        """When rows came last that a learner was waiting for."""
         return self._inbox.sealed_at_s
 
     @contextmanager
@@ -239,9 +239,13 @@ class Ingestion:
         """Ingests one group: hooks, write, priorities."""
         if not self.overlap:
             assert group.turn is not None
-            # No deadline: the rows are taken, and all that is ahead ends by itself.
-            with self._order.serve(group.turn, None, _why_waiting), self._ledger.operator("ingestion"):
+            # No deadline: the rows are taken, and all that is ahead ends by itself. `Inbox.finish` leaves the turn.
+            self._order.begin(group.turn, None, _why_waiting)
+            began_s = self._ledger.now()
+            try:
                 self._publish(self._chain.process(group))
+            finally:
+                self._ledger.operated("ingestion", began_s)
             return
         with self._ledger.operator("ingestion"):
             stored = self._chain.process(group)

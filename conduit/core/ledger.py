@@ -5,31 +5,15 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, Self
 
 from conduit.clock import Clock
 
 Stage = Literal["rollout", "update", "ingestion", "delivery"]
 Port = Literal["push", "pull", "priorities", "advance"]
-
-_BETWEEN: dict[tuple[Port, Port], Stage] = {
-    ("push", "push"): "rollout",
-    ("priorities", "push"): "rollout",
-    ("advance", "push"): "rollout",
-    ("push", "pull"): "rollout",
-    ("push", "advance"): "rollout",
-    ("pull", "pull"): "update",
-    ("pull", "priorities"): "update",
-    ("pull", "advance"): "update",
-    ("pull", "push"): "update",
-    ("priorities", "pull"): "update",
-    ("priorities", "priorities"): "update",
-    ("priorities", "advance"): "update",
-    ("advance", "pull"): "rollout",
-}
-"""What a thread did between two calls, where it didn't mark it."""
 
 
 @dataclass(slots=True)
@@ -70,7 +54,6 @@ _CELLS = 8
 _BUSY: dict[Stage, int] = {"rollout": 0, "update": 1, "ingestion": 2, "delivery": 4}
 _EXPOSED: dict[Port, int] = {"push": 3, "pull": 5, "priorities": 5, "advance": 5}
 """Priorities and advance count for delivery."""
-_OWN: dict[Port, int] = {port: cell - 1 for port, cell in _EXPOSED.items()}
 _STARVED, _BLOCKED = 6, 7
 
 Cells = list[float]
@@ -79,26 +62,35 @@ Cells = list[float]
 _MANY = 64
 
 
+def _between(before: Port, port: Port) -> Stage:
+    """What a thread did between two calls, where it didn't mark it."""
+    return "update" if before == "pull" or (before == "priorities" and port != "push") else "rollout"
+
+
+_CELLS_OF: dict[Port, tuple[int, int, dict[Port, int]]] = {
+    port: (exposed - 1, exposed, {following: _BUSY[_between(port, following)] for following in _EXPOSED})
+    for port, exposed in _EXPOSED.items()
+}
+"""The cells of a call: of its own work, of what it exposes, and, by the call that follows, of the time until that."""
+
+
 class _Account:
     """What one thread spent. Only that thread writes it."""
 
-    __slots__ = ("cells", "in_port_s", "last", "marked", "marks", "operating_s", "thread")
+    __slots__ = ("after", "apart_s", "cells", "in_port_s", "left_s", "marked", "marks", "thread")
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
         self.cells: Cells = [0.0] * _CELLS
         self.in_port_s = 0.0
-        self.operating_s = 0.0
+        self.apart_s = 0.0
+        """How long it waited in the store, or was an operator."""
         self.marks = False
         """Whether the thread marks its stages: then only what it marks counts."""
         self.marked: Stage | None = None
-        self.last: tuple[Port, float] | None = None
-
-    def infer(self, port: Port, now_s: float) -> None:
-        """Counts what the thread did, unmarked, between its last call and one of `port`."""
-        assert self.last is not None
-        before, since_s = self.last
-        self.cells[_BUSY[_BETWEEN.get((before, port), "rollout")]] += now_s - since_s
+        self.after: dict[Port, int] | None = None
+        """The cell of the time since the last call, by the call that comes next, and when the last one ended."""
+        self.left_s = 0.0
 
 
 class Ledger:
@@ -107,25 +99,28 @@ class Ledger:
     only what it marks counts. Without marks they are inferred from what a thread called before and after (between a pull and
     the next push is update, so a loop that acts after updating without `update_priorities` in between should mark)."""
 
-    def __init__(self, clock: Clock, waited_s: Callable[[], float], keep: int = 4096) -> None:
-        """`waited_s`: how long the calling thread has been in the store's waits; `keep`: how many iterations to remember."""
+    def __init__(self, clock: Clock, keep: int = 4096) -> None:
+        """`keep`: how many iterations to remember."""
         self.now = clock.now
-        self.waited_s = waited_s
         self._lock = threading.Lock()
         self._local = threading.local()
         self._accounts: list[_Account] = []
         self._retired: dict[str, Cells] = {}
-        self._began_s = self._iteration_began_s = clock.now()
+        self._began_s = clock.now()
         self._ended_s = math.inf
-        self._before: Cells = [0.0] * _CELLS
-        self._iterations: deque[tuple[Cells, float]] = deque(maxlen=keep)
+        self._ends: deque[tuple[Cells, float]] = deque([(_nothing(), self._began_s)], maxlen=keep + 1)
+        """What had been spent when each of the last iterations ended, and when that was; before them, of the one before."""
         self.iteration_count = 0
 
     @property
     def iterations(self) -> tuple[Seconds, ...]:
         """The last iterations, oldest first; not the one that is running."""
         with self._lock:
-            return tuple(_seconds(cells, wall_s) for cells, wall_s in self._iterations)
+            ends = list(self._ends)
+        return tuple(
+            _seconds([spent - before for spent, before in zip(at_end, at_begin, strict=True)], ended_s - began_s)
+            for (at_begin, began_s), (at_end, ended_s) in pairwise(ends)
+        )
 
     @property
     def total(self) -> Seconds:
@@ -140,7 +135,7 @@ class Ledger:
             spent = {name: list(cells) for name, cells in self._retired.items()}
             for account in self._accounts:
                 name = account.thread.name
-                spent[name] = _add((spent.get(name, [0.0] * _CELLS), account.cells))
+                spent[name] = _add([spent.get(name, _nothing()), account.cells])
             return {name: _seconds(cells, 0.0) for name, cells in spent.items()}
 
     def mark(self, stage: Stage) -> Mark:
@@ -149,11 +144,31 @@ class Ledger:
 
     def operator(self, stage: Stage) -> Operating:
         """The block is an operator at work."""
-        return Operating(self, _BUSY[stage])
+        return Operating(self, stage)
+
+    def waited(self, seconds: float) -> None:
+        """The calling thread has been in one of the store's waits."""
+        self.account().apart_s += seconds
+
+    def operated(self, stage: Stage, began_s: float) -> None:
+        """The calling thread has been an operator at work since `began_s`."""
+        took_s = self.now() - began_s
+        account = self.account()
+        account.apart_s += took_s
+        account.cells[_BUSY[stage]] += took_s
 
     def port(self, port: Port) -> PortCall:
-        """The block is a caller in `port`: exposed, but for what the block says it waited for others."""
-        return PortCall(self, port)
+        """A caller is in `port` from here on, until the call's `end()` or the end of its block: exposed, but for what it says it
+        waited for others."""
+        account = self.account()
+        call = PortCall()
+        call.ledger, call.port, call.account = self, port, account
+        call.starved_s = call.blocked_s = call.ingesting_s = 0.0
+        call.began_s = began_s = self.now()
+        if account.after is not None and not account.marks:
+            account.cells[account.after[port]] += began_s - account.left_s
+        call.apart_s = account.apart_s
+        return call
 
     def stop(self) -> None:
         """Time goes on, but no longer for this ledger."""
@@ -162,11 +177,7 @@ class Ledger:
     def end_iteration(self) -> None:
         now_s = self.now()
         with self._lock:
-            spent = self._sum()
-            self._iterations.append(
-                ([a - b for a, b in zip(spent, self._before, strict=True)], now_s - self._iteration_began_s)
-            )
-            self._before, self._iteration_began_s = spent, now_s
+            self._ends.append((self._sum(), now_s))
             self.iteration_count += 1
 
     def account(self) -> _Account:
@@ -185,11 +196,11 @@ class Ledger:
         """Accounts of threads that have ended are kept by name only."""
         for account in [each for each in self._accounts if not each.thread.is_alive()]:
             name = account.thread.name
-            self._retired[name] = _add((self._retired.get(name, [0.0] * _CELLS), account.cells))
+            self._retired[name] = _add([self._retired.get(name, _nothing()), account.cells])
             self._accounts.remove(account)
 
     def _sum(self) -> Cells:
-        return _add([*self._retired.values(), *(account.cells for account in self._accounts)])
+        return _add([account.cells for account in self._accounts] + list(self._retired.values()))
 
 
 class Mark:
@@ -221,64 +232,72 @@ class Mark:
 class Operating:
     """A block of an operator's work."""
 
-    __slots__ = ("_began_s", "_cell", "_ledger")
+    __slots__ = ("_began_s", "_ledger", "_stage")
 
-    def __init__(self, ledger: Ledger, cell: int) -> None:
-        self._ledger, self._cell = ledger, cell
+    def __init__(self, ledger: Ledger, stage: Stage) -> None:
+        self._ledger = ledger
+        self._stage: Stage = stage
 
     def __enter__(self) -> Self:
         self._began_s = self._ledger.now()
         return self
 
     def __exit__(self, *error: object) -> None:
-        took_s = self._ledger.now() - self._began_s
-        account = self._ledger.account()
-        account.operating_s += took_s
-        account.cells[self._cell] += took_s
+        self._ledger.operated(self._stage, self._began_s)
 
 
 class PortCall:
-    """A call of push, pull, update_priorities or advance."""
+    """A call of push, pull, update_priorities or advance, which `Ledger.port` begins."""
 
-    __slots__ = ("_began_s", "_ledger", "_operating_s", "_port", "_waited_s", "blocked_s", "ingesting_s", "starved_s")
-
-    def __init__(self, ledger: Ledger, port: Port) -> None:
-        self._ledger = ledger
-        self._port: Port = port
-        self.starved_s = 0.0
-        """How long the call waited for rows that nobody had pushed."""
-        self.blocked_s = 0.0
-        """How long it waited for learners to end the iteration."""
-        self.ingesting_s = 0.0
-        """How long a pull waited for rows that were pushed and not ingested yet, or ingested them itself."""
+    __slots__ = ("account", "apart_s", "began_s", "blocked_s", "ingesting_s", "ledger", "port", "starved_s")
+    ledger: Ledger
+    port: Port
+    account: _Account
+    began_s: float
+    apart_s: float
+    """The account's by then."""
+    starved_s: float
+    """How long the call waited for rows that nobody had pushed."""
+    blocked_s: float
+    """How long it waited for learners to end the iteration."""
+    ingesting_s: float
+    """How long a pull waited for rows that were pushed and not ingested yet, or ingested them itself."""
 
     def __enter__(self) -> Self:
-        ledger = self._ledger
-        account = ledger.account()
-        self._began_s = began_s = ledger.now()
-        if not account.marks and account.last is not None:
-            account.infer(self._port, began_s)
-        self._waited_s, self._operating_s = ledger.waited_s(), account.operating_s
         return self
 
     def __exit__(self, *error: object) -> None:
-        ledger = self._ledger
-        account, ended_s = ledger.account(), ledger.now()
-        took_s = ended_s - self._began_s
-        account.last = (self._port, ended_s)
+        self.end()
+
+    def end(self) -> None:
+        account = self.account
+        own, exposed, account.after = _CELLS_OF[self.port]
+        account.left_s = ended_s = self.ledger.now()
+        took_s = ended_s - self.began_s
         account.in_port_s += took_s
-        own_s = took_s - (ledger.waited_s() - self._waited_s) - (account.operating_s - self._operating_s)
         cells = account.cells
-        cells[_OWN[self._port]] += max(0.0, own_s)
-        cells[_EXPOSED[self._port]] += max(0.0, took_s - self.starved_s - self.blocked_s - self.ingesting_s)
-        cells[_EXPOSED["push"]] += self.ingesting_s
-        cells[_STARVED] += self.starved_s
-        cells[_BLOCKED] += self.blocked_s
+        own_s = took_s - (account.apart_s - self.apart_s)
+        if own_s > 0.0:
+            cells[own] += own_s
+        others_s = self.starved_s + self.blocked_s + self.ingesting_s
+        if others_s:
+            cells[_STARVED] += self.starved_s
+            cells[_BLOCKED] += self.blocked_s
+            cells[_EXPOSED["push"]] += self.ingesting_s
+        if took_s > others_s:
+            cells[exposed] += took_s - others_s
 
 
-def _add(accounts: Iterable[Cells]) -> Cells:
-    total = [0.0] * _CELLS
-    for cells in accounts:
+def _nothing() -> Cells:
+    return [0.0] * _CELLS
+
+
+def _add(accounts: Sequence[Cells]) -> Cells:
+    """Their sum, cell by cell, in a list of its own; of at least one unless nothing was spent."""
+    if not accounts:
+        return _nothing()
+    total = accounts[0].copy()
+    for cells in accounts[1:]:
         total = [a + b for a, b in zip(total, cells, strict=True)]
     return total
 

@@ -20,18 +20,17 @@ class Turn:
     """A place in the order: either somebody's, who serves it in a `serve` block, or an action's, which whoever ends the turn
     before runs. An action that isn't `ready` is passed over until it is: a draw that lacks rows must let the rows pass."""
 
-    __slots__ = ("action", "began_at_s", "begun", "passed_over", "ready", "ready_at_s", "withdrawn")
-
-    def __init__(self, action: Callable[[], None] | None = None, ready: Callable[[], bool] | None = None) -> None:
-        self.action = action
-        self.ready = ready
-        self.begun = False
-        """Whether it is or was its turn; an action is done then."""
-        self.began_at_s = math.inf
-        self.withdrawn = False
-        self.passed_over = False
-        self.ready_at_s: float | None = None
-        """When a turn that had been passed over became ready."""
+    # Defaults of the class: a turn is made for every push.
+    action: Callable[[], None] | None = None
+    ready: Callable[[], bool] | None = None
+    begun = False
+    """Whether it is or was its turn; an action is done then."""
+    began_at_s = math.inf
+    """When an action's turn came."""
+    withdrawn = False
+    passed_over = False
+    ready_at_s: float | None = None
+    """When a turn that had been passed over became ready."""
 
 
 class Serving:
@@ -52,18 +51,40 @@ class Serving:
 class Order:
     def __init__(self, halt: Halt) -> None:
         self._halt = halt
-        self._changed = halt.condition("order")
+        self._now = halt.clock.now
+        self.changed = halt.condition("order")
+        """Guards the order, and what takes its place in it as it changes itself: see `enter_held`."""
         self._turns: list[Turn] = []
         self._serving: Turn | None = None
 
     def enter(self) -> Turn:
         """A turn behind all that were entered before, for the caller to serve. Those behind wait for it."""
-        return self._add(Turn())
+        with self.changed:
+            return self.enter_held()
+
+    def enter_held(self) -> Turn:
+        """`enter` for a caller who holds `changed`."""
+        turn = Turn()
+        if self._serving is None and not self._turns:
+            self._serving = turn
+            turn.begun = True
+        else:
+            self._turns.append(turn)
+            self._serve_next()
+        return turn
 
     def act(self, action: Callable[[], None], ready: Callable[[], bool] | None = None) -> Turn:
         """Has `action`, which must be short and not wait, run in its turn: before this returns, or on the thread that ends
         the turn before. What it raises halts the store."""
-        return self._add(Turn(action, ready))
+        turn = Turn()
+        turn.action, turn.ready = action, ready
+        with self.changed:
+            if self._serving is None and not self._turns and (ready is None or self._eligible(turn)):
+                self._begin(turn)
+            else:
+                self._turns.append(turn)
+                self._serve_next()
+        return turn
 
     def serve(self, turn: Turn, deadline_s: float | None, why: Callable[[], str]) -> Serving:
         """Waits for `turn`, and is in it for the block. A turn that isn't reached by the deadline is given up, so that nobody
@@ -72,12 +93,11 @@ class Order:
 
     def begin(self, turn: Turn, deadline_s: float | None, why: Callable[[], str]) -> None:
         """What entering a `serve` block does."""
-        if turn.begun:
-            self._halt.check()
+        if turn.begun and self._halt.reason is None:
             return
         try:
-            with self._changed:
-                self._halt.wait(self._changed, lambda: turn.begun, deadline_s, why)
+            with self.changed:
+                self._halt.wait(self.changed, lambda: turn.begun, deadline_s, why)
         except BaseException:
             self.leave(turn)
             raise
@@ -87,9 +107,9 @@ class Order:
         if turn.begun:
             self._halt.check()
             return True
-        with self._changed:
+        with self.changed:
             self._halt.wait(
-                self._changed,
+                self.changed,
                 lambda: turn.begun or turn.withdrawn or turn.passed_over,
                 deadline_s,
                 lambda: "rows that were pushed before are still being ingested",
@@ -101,9 +121,9 @@ class Order:
         if turn.begun:
             self._halt.check()
             return True
-        with self._changed:
+        with self.changed:
             self._halt.wait(
-                self._changed,
+                self.changed,
                 lambda: turn.begun or turn.withdrawn,
                 deadline_s,
                 lambda: "its turn has not come",
@@ -112,48 +132,54 @@ class Order:
 
     def withdraw(self, turn: Turn) -> bool:
         """Gives up an action that has not run yet; whether that was in time."""
-        with self._changed:
+        with self.changed:
             if turn.begun:
                 return False
             turn.withdrawn = True
             if turn in self._turns:
                 self._turns.remove(turn)
-            self._changed.notify_all()
+            self.changed.notify_all()
         return True
 
     def between_turns(self, look: Callable[[], T], otherwise: T) -> T:
         """What `look` sees while nobody is in a turn; `otherwise` if somebody is."""
-        with self._changed:
+        with self.changed:
             return look() if self._serving is None else otherwise
-
-    def _add(self, turn: Turn) -> Turn:
-        with self._changed:
-            self._turns.append(turn)
-            self._serve_next()
-        return turn
 
     def leave(self, turn: Turn) -> None:
         """What leaving a `serve` block does."""
-        with self._changed:
-            if turn in self._turns:
-                self._turns.remove(turn)
-            if self._serving is turn:
-                self._serving = None
-            self._serve_next()
+        with self.changed:
+            self.leave_held(turn)
 
-    def _serve_next(self) -> None:
+    def leave_held(self, turn: Turn) -> bool:
+        """`leave` for a caller who holds `changed`; whether another turn came with it. A turn that was left already, or withdrawn,
+        is left alone."""
+        if self._serving is turn:
+            self._serving = None
+        elif turn in self._turns:
+            self._turns.remove(turn)
+        return self._serve_next() if self._turns else False
+
+    def _serve_next(self) -> bool:
+        """Whether a turn came."""
+        came = False
         while self._serving is None:
             turn = next((turn for turn in self._turns if self._eligible(turn)), None)
             if turn is None:
-                return
+                break
             self._turns.remove(turn)
-            turn.began_at_s = self._halt.clock.now()
-            if turn.action is None:
-                self._serving = turn
-            else:
-                self._run(turn.action)
-            turn.begun = True
-            self._changed.notify_all()
+            self._begin(turn)
+            self.changed.notify_all()
+            came = True
+        return came
+
+    def _begin(self, turn: Turn) -> None:
+        if turn.action is None:
+            self._serving = turn
+        else:
+            turn.began_at_s = self._now()
+            self._run(turn.action)
+        turn.begun = True
 
     def _eligible(self, turn: Turn) -> bool:
         if turn.ready is None:
@@ -161,10 +187,10 @@ class Order:
         if not turn.ready():
             if not turn.passed_over:
                 turn.passed_over = True
-                self._changed.notify_all()
+                self.changed.notify_all()
             return False
         if turn.passed_over and turn.ready_at_s is None:
-            turn.ready_at_s = self._halt.clock.now()
+            turn.ready_at_s = self._now()
         return True
 
     def _run(self, action: Callable[[], None]) -> None:

@@ -15,9 +15,10 @@ SMALL_BLOCK = 64
 """Rows in a block of a layout with room for enough of them: consecutive rows lie together, for cheap copies."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, since one or two of each are made for every push, and freezing takes most of the time of making one.
+@dataclass(slots=True)
 class Window:
-    """The live rows: insertion numbers [first, stop)."""
+    """The live rows: insertion numbers [first, stop). A value: nobody changes it."""
 
     first: int
     stop: int
@@ -31,9 +32,9 @@ class Window:
         return self.stop - self.first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
-    """Consecutive slots of one shard that take rows [offset, offset + rows) of what is being inserted."""
+    """Consecutive slots of one shard that take rows [offset, offset + rows) of what is being inserted. A value."""
 
     shard: int
     slot: int

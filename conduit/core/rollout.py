@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal, Protocol
 
-import numpy as np
-
 from conduit.core.episodes import End, Rows
 from conduit.core.experience import Tree, map_leaves
 from conduit.core.halt import Halt
@@ -71,7 +69,7 @@ class OffPolicyRollout:
         self._limit = limit
         self._when_full = when_full
         self._cuts_matter = cuts_matter
-        self._group = Group()
+        self._units: list[Rows | Cut] = []
         self._torn: set[int] = set()
         self.version = 0
         self.dropped_rows = 0
@@ -80,19 +78,21 @@ class OffPolicyRollout:
         pass
 
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
-        _check_version(version)
-        rows = _stamp(rows, self.version if version is None else version)
-        with self._inbox.changed:
-            self._inbox.wait_unclaimed(deadline_s)
+        if version is not None:
+            _check_version(version)
+        rows.version = self.version if version is None else int(version)
+        inbox = self._inbox
+        with inbox.changed:
+            inbox.wait_unclaimed(deadline_s)
             if not self._has_room():
                 if self._when_full == "drop":
                     self.dropped_rows += len(rows)
                     self._torn.update(rows.lane.tolist())
                     return False
-                self._halt.wait(self._inbox.changed, self._has_room, deadline_s, self._why_full)
+                self._halt.wait(inbox.changed, self._has_room, deadline_s, self._why_full)
             if self._cuts_matter and self._torn:
                 # What follows a dropped row isn't its predecessor's successor.
-                self._group.units.append(Cut(sorted(self._torn)))
+                self._units.append(Cut(sorted(self._torn)))
                 self._torn.clear()
             self._append(rows)
         return True
@@ -111,7 +111,9 @@ class OffPolicyRollout:
     def flush(self, deadline_s: float) -> None:
         with self._inbox.changed:
             self._inbox.wait_unclaimed(deadline_s)
-            self._seal()
+            if self._units:
+                units, self._units = self._units, []
+                self._inbox.seal(Group(units))
             self._inbox.release_last()
 
     def advance(self) -> int:
@@ -119,17 +121,14 @@ class OffPolicyRollout:
         return self.version
 
     def _append(self, unit: Rows | Cut) -> None:
-        self._group.units.append(unit)
-        if len(self._group.units) >= self._units_per_group or self._inbox.starving:
-            self._seal()
-
-    def _seal(self) -> None:
-        if self._group.units:
-            group, self._group = self._group, Group()
-            self._inbox.seal(group)
+        units = self._units
+        units.append(unit)
+        if len(units) >= self._units_per_group or self._inbox.starving:
+            self._units = []
+            self._inbox.seal(Group(units))
 
     def _has_room(self) -> bool:
-        return self._inbox.pending_units() + len(self._group.units) < self._limit
+        return self._inbox.pending_units + len(self._units) < self._limit
 
     def _why_full(self) -> str:
         return (
@@ -160,16 +159,17 @@ class OnPolicyRollout:
             self._actors.add(actor.actor)
 
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
-        _check_version(version)
+        if version is not None:
+            _check_version(version)
         with self._inbox.changed:
             self._admit(actor, len(rows), version, deadline_s, wait)
-            rows = _stamp(rows, self.version)
+            rows.version = self.version
             self._pushed[actor.actor] = self.version
             self._taken += len(rows)
             last_of_lane = dict(zip(rows.lane.tolist(), rows.end.tolist(), strict=True))
             self._open -= last_of_lane.keys()
             self._open |= {lane for lane, end in last_of_lane.items() if end == End.OPEN}
-            self._group.units.append(rows)
+            self._units.append(rows)
             self._group_rows += len(rows)
             if not self._close_if_whole() and self._group_rows >= self._rows_per_group:
                 self._seal(closes=False)
@@ -203,7 +203,7 @@ class OnPolicyRollout:
             self._actors.discard(actor.actor)
             if self._open & set(actor.lanes):
                 self._open -= set(actor.lanes)
-                self._group.units.append(Cut(actor.lanes))
+                self._units.append(Cut(actor.lanes))
                 self._close_if_whole()
 
     def flush(self, deadline_s: float) -> None:
@@ -238,7 +238,7 @@ class OnPolicyRollout:
         return ""
 
     def _begin(self) -> None:
-        self._group = Group()
+        self._units: list[Rows | Cut] = []
         self._group_rows = 0
         self._taken = 0
         self._closed = False
@@ -278,23 +278,16 @@ class OnPolicyRollout:
         return True
 
     def _seal(self, closes: bool) -> None:
-        group, self._group, self._group_rows = self._group, Group(), 0
-        group.closes = closes
-        group.bootstrap = self._bootstrap if closes else {}
-        self._inbox.seal(group)
+        units, self._units, self._group_rows = self._units, [], 0
+        self._inbox.seal(Group(units, closes, self._bootstrap) if closes else Group(units))
 
     def _why_not_advanced(self) -> str:
         return f"rows of version {self.version + 1} wait for iteration {self.version} to end: {self.why_open() or 'it is whole'}; then store.advance()"
 
 
 def _check_version(version: object) -> None:
-    if version is not None and (not isinstance(version, Integral) or isinstance(version, bool)):
+    if not isinstance(version, Integral) or isinstance(version, bool):
         raise FreshnessError(f"push(version={version!r}): expected a whole number")
-
-
-def _stamp(rows: Rows, version: int) -> Rows:
-    rows.version = np.full(len(rows), version, np.int64)
-    return rows
 
 
 def _row(tree: Mapping[str, Tree], place: int) -> Mapping[str, Tree]:

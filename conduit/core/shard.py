@@ -26,12 +26,16 @@ class Shard:
     def write(self, slot: int, rows: Columns[Any]) -> None:
         """Rows [slot, slot + rows.rows) become `rows`, which are at a host tier or at this shard's endpoint."""
         with self._lock:
-            self._columns = self._backend.write(self._open_columns(), slot, rows)
+            if (columns := self._columns) is None:
+                raise _closed()
+            self._columns = self._backend.write(columns, slot, rows)
 
     def read(self, slots: RowIndex, fields: Sequence[str], to: Endpoint) -> Columns[Any]:
         """The rows at `slots`, in memory of their own at `to`."""
         with self._lock:
-            return self._backend.read(self._open_columns(), slots, fields, to)
+            if (columns := self._columns) is None:
+                raise _closed()
+            return self._backend.read(columns, slots, fields, to)
 
     def close(self) -> None:
         """Gives the memory back. Whoever still writes or reads hears that the store is closed."""
@@ -40,7 +44,6 @@ class Shard:
                 self._backend.release(self._columns)
                 self._columns = None
 
-    def _open_columns(self) -> Columns[Any]:
-        if self._columns is None:
-            raise ClosedError("the store is closed")
-        return self._columns
+
+def _closed() -> ClosedError:
+    return ClosedError("the store is closed")

@@ -6,7 +6,8 @@ import math
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from conduit.core.backend import Columns
@@ -25,16 +26,27 @@ class Cut:
     lanes: Sequence[int]
 
 
-@dataclass(slots=True)
-class Group:
-    """What one invocation of ingestion takes: some units of rows, in the order they were pushed."""
+_NO_BOOTSTRAP: Mapping[int, Mapping[str, Tree]] = MappingProxyType({})
 
-    units: list[Rows | Cut] = field(default_factory=list)
-    closes: bool = False
-    """On-policy: the iteration's last group."""
-    bootstrap: Mapping[int, Mapping[str, Tree]] = field(default_factory=dict)
-    """For a closing group: lane → what the actor knows of the observation after its last row."""
-    turn: Turn | None = None
+
+class Group:
+    """What one invocation of ingestion takes: some units of rows, in the order they were pushed.
+
+    `closes`: on-policy, the iteration's last group. `bootstrap`: for a closing group, lane → what the actor knows of the
+    observation after its last row."""
+
+    __slots__ = ("bootstrap", "closes", "turn", "units")
+
+    def __init__(
+        self,
+        units: list[Rows | Cut],
+        closes: bool = False,
+        bootstrap: Mapping[int, Mapping[str, Tree]] = _NO_BOOTSTRAP,
+    ) -> None:
+        self.units = units
+        self.closes = closes
+        self.bootstrap = bootstrap
+        self.turn: Turn | None = None
 
 
 class Inbox:
@@ -45,29 +57,40 @@ class Inbox:
 
     def __init__(self, halt: Halt, order: Order, in_line: bool, hold_back: bool) -> None:
         self._halt = halt
+        self._now = halt.clock.now
         self._order = order
         self._in_line = in_line
         self._hold_back = hold_back
-        self.changed = halt.condition("inbox")
+        self.changed = order.changed
+        """The order's own: so a group takes its place as it is sealed, and leaves it as its claim ends, in one held block."""
         self._groups: deque[Group] = deque()
         self._last: Group | None = None
         self.sealed_at_s = -math.inf
-        """When rows came last."""
+        """When rows came last that a learner was waiting for."""
+        self.pending_units = 0
+        """Units in groups that wait for the operator's thread."""
         self._claimant: int | None = None
+        self._claimed: Group | None = None
         self._queue: deque[object] = deque()
         self.starving = 0
         """How many learners wait for rows that are not there: while any does, nothing is held back or gathered into groups."""
 
     def seal(self, group: Group) -> None:
-        """Queues a group. The caller holds `changed`."""
-        self.release_last()
-        self._groups.append(group)
-        self._last = group
-        self.sealed_at_s = self._halt.clock.now()
-        if self._in_line:
-            self.claim()
-        if not self._hold_back or self.starving:
+        """Queues a group, or in line leaves it to the calling thread. The caller holds `changed`."""
+        if self._last is not None:
             self.release_last()
+        if self.starving:
+            self.sealed_at_s = self._now()
+        if self._in_line:
+            self._claimant, self._claimed = threading.get_ident(), group
+            group.turn = self._order.enter_held()
+            return
+        self._groups.append(group)
+        self.pending_units += len(group.units)
+        if self._hold_back and not self.starving:
+            self._last = group
+        else:
+            group.turn = self._order.enter_held()
         self.changed.notify_all()
 
     def wait_unclaimed(self, deadline_s: float) -> None:
@@ -89,26 +112,26 @@ class Inbox:
             self._queue.remove(ticket)
             self.changed.notify_all()
 
-    def claim(self) -> None:
-        """The calling thread ingests what it seals. The caller holds `changed`."""
-        self._claimant = threading.get_ident()
+    def claimed(self) -> Group | None:
+        """In line: the group that the calling thread has sealed and others wait for."""
+        return self._claimed if self._claimant == threading.get_ident() else None
 
-    def is_mine(self) -> bool:
-        return self._claimant == threading.get_ident()
-
-    def take_or_end_claim(self) -> Group | None:
-        """The oldest group; when there is none the caller's claim ends."""
+    def finish(self, group: Group) -> None:
+        """The claimed group is ingested, or given up."""
+        assert group.turn is not None
         with self.changed:
-            if self._groups:
-                return self._groups.popleft()
-            self._claimant = None
-            self.changed.notify_all()
-            return None
+            others = self._order.leave_held(group.turn)
+            self._claimant = self._claimed = None
+            if self._queue:
+                self.changed.notify_all()
+        if others:
+            # Or they would wait on until this thread waits itself, or until Python makes it pause, which is after 5 ms.
+            self._halt.clock.sleep(0.0)
 
     def release_last(self) -> None:
-        """Gives the last sealed group its place in the order, if it has none yet. The caller holds `changed`."""
+        """Gives the last sealed group its place in the order, if it has been held back. The caller holds `changed`."""
         if self._last is not None:
-            self._last.turn = self._order.enter()
+            self._last.turn = self._order.enter_held()
             self._last = None
             self.changed.notify_all()
 
@@ -116,8 +139,10 @@ class Inbox:
         """The oldest group, once there is one. Raises the reason to halt."""
         with self.changed:
             self._halt.wait(self.changed, lambda: bool(self._groups), None, lambda: "no rows")
+            group = self._groups.popleft()
+            self.pending_units -= len(group.units)
             self.changed.notify_all()
-            return self._groups.popleft()
+            return group
 
     def wait_turn(self, group: Group) -> Turn:
         """The group's place in the order, once it has one."""
@@ -125,10 +150,6 @@ class Inbox:
             self._halt.wait(self.changed, lambda: group.turn is not None, None, lambda: "no further rows")
             assert group.turn is not None
             return group.turn
-
-    def pending_units(self) -> int:
-        """Units in groups that no operator has taken. The caller holds `changed`."""
-        return sum(len(group.units) for group in self._groups)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,18 +97,21 @@ def test_a_wait_ends_when_it_holds_at_its_deadline_or_at_the_halt():
     assert clock.run(main) == [("it held", 1.0), ("too late", 2.0), ("shut", 3.0), ("shut", 3.0)]
 
 
-def test_each_thread_is_told_how_long_it_has_waited():
+def test_a_thread_that_waited_tells_how_long():
     halt = Halt(RealClock())
     condition = halt.condition("nothing")
-    waited = []
+    told = []
+    halt.tell_waited = lambda seconds: told.append((threading.current_thread().name, seconds))
 
     def wait() -> None:
-        with condition, pytest.raises(WaitTimeout):
-            halt.wait(condition, lambda: False, halt.clock.now() + 0.02, str)
-        waited.append(halt.waited_s())
+        with condition:
+            halt.wait(condition, lambda: True, None, str)
+            with pytest.raises(WaitTimeout):
+                halt.wait(condition, lambda: False, halt.clock.now() + 0.02, str)
 
-    thread = threading.Thread(target=wait)
+    thread = threading.Thread(target=wait, name="waiter")
     thread.start()
     thread.join()
-    assert waited[0] >= 0.02
-    assert halt.waited_s() == 0.0
+    ((name, seconds),) = told
+    assert name == "waiter"
+    assert seconds >= 0.02

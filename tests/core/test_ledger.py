@@ -13,21 +13,12 @@ from conduit.core.ledger import Ledger
 Scene = Callable[[VirtualClock, Ledger], object]
 
 
-class Waits(threading.local):
-    """How long each thread has been in the store's waits."""
-
-    seconds = 0.0
-
-
-waits = Waits()
-
-
 def played(scene: Scene) -> Ledger:
     clock = VirtualClock(0)
     ledgers = []
 
     def main() -> None:
-        ledgers.append(Ledger(clock, lambda: waits.seconds))
+        ledgers.append(Ledger(clock))
         scene(clock, ledgers[0])
 
     clock.run(main)
@@ -38,7 +29,7 @@ def call(clock, ledger, port: str, seconds: float, **waited_s: float) -> None:
     """A call that waits for so long, for what `waited_s` says."""
     with ledger.port(port) as wait:
         clock.sleep(seconds)
-        waits.seconds += seconds
+        ledger.waited(seconds)
         for name, spent_s in waited_s.items():
             setattr(wait, name, spent_s)
 
@@ -101,7 +92,7 @@ def test_a_ports_own_work_is_busy_and_exposed_and_its_waits_are_only_exposed():
                 clock.sleep(1.0)
         with ledger.port("pull"):
             clock.sleep(0.5)
-            waits.seconds += 0.5
+            ledger.waited(0.5)
             clock.sleep(0.125)
 
     ingestion, delivery = (getattr(played(scene).total, name) for name in ("ingestion", "delivery"))
@@ -193,7 +184,7 @@ def test_iterations_sum_to_the_total_and_each_has_its_wall_time():
 
 
 def test_old_iterations_are_forgotten_but_counted():
-    ledger = Ledger(VirtualClock(0), lambda: 0.0, keep=2)
+    ledger = Ledger(VirtualClock(0), keep=2)
     for _ in range(5):
         ledger.end_iteration()
     assert (len(ledger.iterations), ledger.iteration_count) == (2, 5)
@@ -236,7 +227,7 @@ def test_wall_time_ends_when_the_ledger_is_stopped():
 
 
 def test_threads_that_have_ended_are_remembered_by_name_and_take_no_room():
-    ledger = Ledger(VirtualClock(0), lambda: 0.0)
+    ledger = Ledger(VirtualClock(0))
 
     def work() -> None:
         ledger.account().cells[0] += 1.0

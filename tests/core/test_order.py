@@ -52,6 +52,19 @@ def test_turns_begin_one_at_a_time_in_the_order_they_were_entered(order):
         end(order, turn)
 
 
+def test_who_holds_the_order_takes_and_leaves_turns_in_it(order):
+    with order.changed:
+        first, second = order.enter_held(), order.enter_held()
+        assert begun(first, second) == [True, False]
+        order.leave_held(first)
+        assert begun(first, second) == [True, True]
+    third = order.enter()
+    for turn in (first, second, second):
+        order.leave(turn)
+    assert third.begun
+    assert not order.enter().begun, "a turn that was left twice ended no other's"
+
+
 def test_an_action_runs_before_act_returns_or_on_whoever_ends_the_turn_before(order):
     ran = []
 

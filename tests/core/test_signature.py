@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
+import optree
 import pytest
+import torch
 
 from conduit.backends.exchange import to_numpy
 from conduit.core.episodes import End, Rows
@@ -29,21 +32,30 @@ def tree(count: int = 3, term=(), trunc=(), **change) -> dict:
     return {name: leaf for name, leaf in (leaves | change).items() if leaf is not None}
 
 
+def leaves_of(step: Any) -> list:
+    return optree.tree_leaves(step)
+
+
 def final(*numbers: float) -> dict:
     return {"obs": np.array([[number, number] for number in numbers], np.float32).reshape(-1, 2)}
 
 
 def pushed(step: dict, last=None, valid=None, priority=None) -> Rows:
-    return signature().step(step, last, valid, priority, LANES)
+    given = signature()
+    return given.step(step, last, valid, priority, given.steps(LANES))
 
 
 def whole(rows: dict, end=None, last=None, priority=None) -> Rows:
     return signature().trajectory(rows, end, last, priority, 5)
 
 
+def stepped(by: Signature, step: dict) -> Rows:
+    return by.step(step, None, None, None, by.steps(LANES))
+
+
 def taken(by: Signature, step: dict) -> Rows:
     """A push that the store takes."""
-    rows = by.step(step, None, None, None, LANES)
+    rows = stepped(by, step)
     with by.fixed_by(rows):
         return rows
 
@@ -161,8 +173,12 @@ BAD_STEPS = [
 def test_a_step_that_does_not_fit_is_refused_by_leaf(step, extra, message):
     given = signature()
     taken(given, tree())
-    with pytest.raises(SchemaError, match=re.escape(message)):
-        given.step(step, extra.get("final"), extra.get("valid"), None, LANES)
+    steps = given.steps(LANES)
+    for _ in range(2):
+        with pytest.raises(SchemaError, match=re.escape(message)):
+            given.step(step, extra.get("final"), extra.get("valid"), None, steps)
+        # What a step is compared with first is known from one that fitted.
+        assert given.step(tree(term=[0]), None, None, None, steps).end.tolist() == [TERM, OPEN, OPEN]
 
 
 BAD_TRAJECTORIES = [
@@ -217,14 +233,72 @@ def test_end_leaves_are_one_bool_a_row(name, leaf):
         pushed({"obs": np.zeros((3, 2), np.float32), name: leaf})
 
 
+class Kept(np.ndarray):
+    """An array of a class of its own."""
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda step: step,
+        lambda step: dict(reversed(step.items())),
+        lambda step: step | {"obs": step["obs"].view(Kept)},
+        lambda step: step | {"obs": torch.as_tensor(step["obs"])},
+        lambda step: step | {"obs": step["obs"].astype(np.dtype(np.float32, metadata={"of": "another"}))},
+        lambda step: step | {"obs": np.asfortranarray(step["obs"])},
+    ],
+    ids=["the same", "another order", "a subclass", "a tensor", "an equal dtype", "other strides"],
+)
+def test_a_step_is_taken_alike_whatever_it_looks_like_at_first_sight(change, nested):
+    step = tree(term=[1])
+    made = {"all": change(step), "id": np.arange(3)} if nested else change(step)
+    plain = {"all": step, "id": np.arange(3)} if nested else step
+    given = signature()
+    steps = given.steps(LANES)
+    with given.fixed_by(given.step(plain, None, None, None, steps)):
+        pass
+    for _ in range(2):
+        rows = given.step(made, None, None, None, steps)
+        assert rows.lane.tolist() == [4, 5, 6]
+        assert rows.end.tolist() == ([OPEN] * 3 if nested else [OPEN, TERM, OPEN])
+        leaves = rows.data["all"] if nested else rows.data
+        assert {name: leaf.tolist() for name, leaf in leaves.items()} == {n: leaf.tolist() for n, leaf in step.items()}
+        given.step(plain, None, None, None, steps)
+
+
+def test_what_is_written_at_once_is_not_copied():
+    for step in (tree(), tree(term=[1]), {"obs": [np.zeros(3)]}):
+        given = Signature(to_numpy, True, copies=False)
+        steps = given.steps(LANES)
+        for _ in range(2):
+            rows = given.step(step, None, None, None, steps)
+            with given.fixed_by(rows):
+                pass
+            assert all(leaf is kept for leaf, kept in zip(leaves_of(step), leaves_of(rows.data), strict=True))
+
+
+def test_a_schema_that_was_given_up_is_forgotten_by_the_steps_that_fitted_it():
+    given = signature()
+    steps = given.steps(LANES)
+    first = given.step({"a": np.zeros(3)}, None, None, None, steps)
+    given.step({"a": np.zeros(3)}, None, None, None, steps)
+    with pytest.raises(KeyError), given.fixed_by(first):
+        raise KeyError
+    assert taken(given, tree()).data.keys() == tree().keys()
+    with pytest.raises(SchemaError, match="missing 'obs'"):
+        given.step({"a": np.zeros(3)}, None, None, None, steps)
+    given.step(tree(), None, None, None, steps)
+
+
 def test_the_first_push_that_is_taken_fixes_the_schema():
     given = signature()
-    given.step({"a": np.zeros(3)}, None, None, None, LANES)
+    stepped(given, {"a": np.zeros(3)})
     assert not given.fixed
     assert len(taken(given, tree())) == 3
     assert given.fixed
     with pytest.raises(SchemaError, match=r"missing 'obs'.* and unexpected 'a'"):
-        given.step({"a": np.zeros(3)}, None, None, None, LANES)
+        stepped(given, {"a": np.zeros(3)})
 
 
 REFUSED = [
@@ -237,14 +311,14 @@ REFUSED = [
 def test_a_first_push_that_is_refused_fixes_nothing(step, last, message):
     given = signature()
     with pytest.raises(SchemaError, match=message):
-        given.step(step, last, None, None, LANES)
+        given.step(step, last, None, None, given.steps(LANES))
     assert len(taken(given, tree())) == 3
 
 
 @pytest.mark.parametrize("error", [SchemaError, KeyboardInterrupt])
 def test_a_first_push_that_is_not_taken_fixes_nothing(error):
     given = signature()
-    with pytest.raises(error), given.fixed_by(given.step({"a": np.zeros(3)}, None, None, None, LANES)):
+    with pytest.raises(error), given.fixed_by(stepped(given, {"a": np.zeros(3)})):
         raise error
     assert not given.fixed
     assert len(taken(given, tree())) == 3
@@ -252,19 +326,19 @@ def test_a_first_push_that_is_not_taken_fixes_nothing(error):
 
 def test_of_two_first_pushes_at_once_the_later_must_fit_the_earlier():
     given = signature()
-    first, second = given.step(tree(), None, None, None, LANES), given.step({"a": np.zeros(3)}, None, None, None, LANES)
+    first, second = stepped(given, tree()), stepped(given, {"a": np.zeros(3)})
     with given.fixed_by(first):
         with pytest.raises(SchemaError, match="missing 'obs'"), given.fixed_by(second):
             pytest.fail("it doesn't fit")
-        with given.fixed_by(given.step(tree(), None, None, None, LANES)):
+        with given.fixed_by(stepped(given, tree())):
             pass
     with pytest.raises(SchemaError, match="missing 'obs'"):
-        given.step({"a": np.zeros(3)}, None, None, None, LANES)
+        stepped(given, {"a": np.zeros(3)})
 
 
 def test_of_two_first_pushes_at_once_the_one_that_is_taken_fixes_the_schema_though_the_earlier_is_not():
     given = signature()
-    first, second = given.step(tree(), None, None, None, LANES), given.step(tree(), None, None, None, LANES)
+    first, second = stepped(given, tree()), stepped(given, tree())
     earlier, later = given.fixed_by(first), given.fixed_by(second)
     earlier.__enter__()
     later.__enter__()
@@ -272,7 +346,7 @@ def test_of_two_first_pushes_at_once_the_one_that_is_taken_fixes_the_schema_thou
     later.__exit__(None, None, None)
     assert given.fixed
     with pytest.raises(SchemaError, match="missing 'obs'"):
-        given.step({"a": np.zeros(3)}, None, None, None, LANES)
+        stepped(given, {"a": np.zeros(3)})
 
 
 @pytest.mark.parametrize(
@@ -298,8 +372,9 @@ def test_a_priority_that_is_no_array_is_refused_by_name():
 
 
 def test_priorities_need_a_sampler_that_has_some():
+    given = signature(prioritized=False)
     with pytest.raises(PriorityError, match=r"use sampler=conduit.Prioritized\(\)"):
-        signature(prioritized=False).step(tree(), None, None, np.ones(3), LANES)
+        given.step(tree(), None, None, np.ones(3), given.steps(LANES))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from conduit.clock import REAL, Clock, Condition, RealClock, VirtualClock
 from conduit.errors import DeadlockError
+from tests.interrupt import until_interrupted
 
 Trace = list[tuple[float, str, str]]
 
@@ -612,3 +613,19 @@ def test_an_interrupt_of_the_calling_thread_ends_the_run():
             clock.run(main)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_ctrl_c_leaves_no_condition_held():
+    condition, entered = RealClock().condition("a lock"), []
+
+    def enter() -> None:
+        with condition:
+            entered.append(1)
+
+    for number in range(50):
+        until_interrupted(enter)
+        thread = threading.Thread(target=enter, daemon=True)
+        entered.clear()
+        thread.start()
+        thread.join(5.0)
+        assert entered == [1], number

@@ -67,12 +67,11 @@ def _without_notifying(method):
 
 
 def _never_served_again(self, turn):
-    """`Order.leave` that forgets whose turn is next: a deadlock for whoever waits behind."""
-    with self._changed:
-        if turn in self._turns:
-            self._turns.remove(turn)
-        if self._serving is turn:
-            self._serving = None
+    """`Order.leave_held` that forgets whose turn is next: a deadlock for whoever waits behind."""
+    if turn in self._turns:
+        self._turns.remove(turn)
+    if self._serving is turn:
+        self._serving = None
 
 
 def _held_back_for_ever(self):
@@ -82,7 +81,7 @@ def _held_back_for_ever(self):
 @pytest.mark.parametrize(
     ("owner", "name", "planted"),
     [
-        (Order, "leave", _never_served_again),
+        (Order, "leave_held", _never_served_again),
         (Inbox, "release_last", _held_back_for_ever),
         (Outbox, "put", _without_notifying(Outbox.put)),
         (ExperienceBuffer, "_end", _without_notifying(ExperienceBuffer._end)),

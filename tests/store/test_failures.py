@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 
 import conduit
 from conduit import Schedule
-from conduit.errors import ClosedError, HookError, OperatorError, SchemaError, SettingError
+from conduit.errors import ClosedError, ConduitError, HookError, OperatorError, SchemaError, SettingError
+from tests.interrupt import until_interrupted
 from tests.store.rows import each_backend, fill, ids, no_thread_left, played, step, store, together
 
 IN_LINE, BEHIND = Schedule(), Schedule(overlap_ing=True, overlap_del=True)
@@ -80,6 +82,34 @@ def test_an_interrupt_in_line_reaches_who_was_interrupted_and_the_store_stops(st
             with pytest.raises(OperatorError) as caught:
                 call()
             assert caught.value.__cause__ is error
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("port", ["push", "pull"])
+def test_after_ctrl_c_in_line_others_go_on_or_hear_of_it(port):
+    """Wherever it strikes, it leaves nothing that others would wait for in vain."""
+
+    heard: list[Exception | None] = []
+    for _ in range(50):
+        with store(timeout_s=5.0) as s:
+            actor, learner, rows = s.actor(lanes=8), s.learner(), step(0, 8)
+            fill(actor, 8)
+
+            def other(s=s) -> None:
+                try:
+                    s.actor().push(step(8, 1))
+                    s.sample(2)
+                    heard.append(None)
+                except ConduitError as error:
+                    heard.append(error)
+
+            until_interrupted({"push": lambda a=actor, r=rows: a.push(r), "pull": learner.pull}[port])
+            thread = threading.Thread(target=other)
+            heard.clear()
+            thread.start()
+            thread.join()
+        (told,) = heard
+        assert told is None or isinstance(told.__cause__, KeyboardInterrupt), told
 
 
 @pytest.mark.timeout(10)

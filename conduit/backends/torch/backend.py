@@ -191,8 +191,8 @@ class TorchBackend:
 
     def _settle(self, columns: Columns[Any]) -> None:
         """NumPy knows no streams: rows still on their way to the host are waited for before it touches them."""
-        if columns.at.is_host:
-            self.wait(columns)
+        if columns.note is not None and columns.at.is_host:
+            columns.note.synchronize()
 
     def _joined(self, columns: Columns[Any], rows: Columns[Any] | None = None) -> Device:
         """The columns' device, its queue following whatever made the columns and `rows`."""
