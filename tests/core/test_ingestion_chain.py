@@ -40,7 +40,15 @@ def plus(amount: int, per: Scope):
 
 
 def stored(chain: IngestionChain, *groups: Group) -> Rows:
-    return concatenate([each for group in groups for each in chain.process(group)])
+    return concatenate([each for group in groups for each in rows_of(chain, group)])
+
+
+def rows_of(chain: IngestionChain, group: Group) -> list[Rows]:
+    """What the chain makes of a group, where it has nothing but rows."""
+    out = chain.process(group)
+    rows = [each for each in out if isinstance(each, Rows)]
+    assert len(rows) == len(out)
+    return rows
 
 
 LANES = [0, 1, 0, 1, 0, 1, 0, 1]
@@ -85,7 +93,7 @@ def test_on_policy_unit_and_trajectory_hooks_run_once_on_the_whole_iteration():
     )
     assert chain.process(Group(unit()[:1])) == []
     assert chain.process(Group(unit()[1:3])) == []
-    (out,) = chain.process(Group(unit()[3:], closes=True))
+    (out,) = rows_of(chain, Group(unit()[3:], closes=True))
     order = [1, 3, 0, 2, 4, 6, 5, 7]
     assert row == [[0, 1], [2, 3, 4, 5], [6, 7]]
     assert whole == [list(range(8))]
@@ -93,7 +101,7 @@ def test_on_policy_unit_and_trajectory_hooks_run_once_on_the_whole_iteration():
     assert after == [order]
     assert ids(out.data) == order
     assert priorities(out) == order, "priorities follow their rows"
-    assert out.version.tolist() == [0] * 8
+    assert out.versions.tolist() == [0] * 8
 
 
 def test_a_bootstrap_reaches_open_fragments_as_their_final():
@@ -121,11 +129,11 @@ def test_iterations_do_not_leak_into_each_other():
 def test_off_policy_a_push_is_the_unit_and_open_fragments_wait_for_their_ends():
     units, trajectories = [], []
     chain = IngestionChain([spy(units, "unit"), spy(trajectories, "trajectory")], on_policy=False)
-    out = chain.process(Group([*unit(), Cut(range(1, 2))]))
+    out = rows_of(chain, Group([*unit(), Cut(range(1, 2))]))
     assert units == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert trajectories == [[(1, [1, 3], TERM)], [(0, [0, 2, 4], TRUNC)], [(1, [5, 7], CUT)]]
-    assert [ids(each.data) for each in out if isinstance(each, Rows)] == [[1, 3], [0, 2, 4], [5, 7]]
-    assert [ids(each.data) for each in chain.process(Group([rows([0], [TERM], first=8)]))] == [[6, 8]]
+    assert [ids(each.data) for each in out] == [[1, 3], [0, 2, 4], [5, 7]]
+    assert [ids(each.data) for each in rows_of(chain, Group([rows([0], [TERM], first=8)]))] == [[6, 8]]
 
 
 def test_on_policy_cuts_end_their_lanes_when_the_iteration_closes():
@@ -170,7 +178,7 @@ def test_a_hook_with_any_rows_may_drop_and_add_some(per, count):
     some = spy([], per, change=lambda data: {k: np.repeat(v[:1], count, 0) for k, v in data.items()}, rows="any")
     out = stored(IngestionChain([some], False), Group(unit()[3:]))
     assert ids(out.data) == [6] * count
-    assert out.version.tolist() == [0] * count
+    assert out.versions.tolist() == [0] * count
     assert len(out.lane) == len(out.end) == count
 
 
@@ -180,7 +188,7 @@ LEFT = Cut(range(2))
 @pytest.mark.parametrize(("keep", "kept"), [(0, []), (1, [1, 3, 0, 2, 4, 6]), (2, [1, 3, 0, 2, 4, 6, 5, 7])])
 def test_a_trajectory_hook_with_any_rows_may_drop_fragments_and_all_of_them(keep, kept):
     some = spy([], "trajectory", change=lambda fragments: fragments[:keep], rows="any")
-    out = IngestionChain([some], False).process(Group([*unit(), LEFT]))
+    out = rows_of(IngestionChain([some], False), Group([*unit(), LEFT]))
     assert [i for each in out for i in ids(each.data)] == kept
 
 
