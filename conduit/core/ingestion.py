@@ -193,19 +193,24 @@ class Ingestion:
                 raise
 
     def catch_up(self) -> None:
-        """In line: ingests what the calling thread has sealed."""
-        group = self._inbox.claimed()
-        if group is None:
-            return
-        try:
-            self.step(group)
-        # Rows that are lost to the buffer, be it by Ctrl-C: the store must not go on as if nothing had happened.
-        except BaseException as error:
-            if not self._is_first_push(group, error):
-                self._halt.now_because(error)
-            raise
-        finally:
-            self._inbox.finish(group)
+        """In line: ingests what the calling thread has sealed, and then what others have left to it meanwhile."""
+        raised: BaseException | None = None
+        while (group := self._inbox.claimed()) is not None:
+            failed: BaseException | None = None
+            is_mine = not self._inbox.is_guests(group)
+            try:
+                self.step(group)
+            except BaseException as error:
+                failed = error
+                # Rows that are lost to the buffer, be it by Ctrl-C: the store must not go on as if nothing had happened.
+                if not self._is_first_push(group, error):
+                    self._halt.now_because(error)
+                if is_mine or not isinstance(error, Exception):
+                    raised = error
+            finally:
+                self._inbox.finish(group, failed)
+        if raised is not None:
+            raise raised
 
     def interrupted(self, error: BaseException) -> None:
         """Ctrl-C may come between the sealing of a group and its ingestion: then the rows are lost, and others would wait."""

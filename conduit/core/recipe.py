@@ -236,10 +236,11 @@ class Composition:
             raise SchemaError(
                 f"NStep(reward={item.reward!r}): it is {got}; expected a leaf of real numbers, at the top level"
             )
-        taken = [name for name in (DISCOUNT, STEPS) if name in self._names or name in self._recipe.derive]
+        taken = [name for name in (DISCOUNT, STEPS) if name in self._names]
+        taken += [name for name in (item.reward, DISCOUNT, STEPS) if name in self._recipe.derive]
         if taken:
             raise SchemaError(
-                f"NStep adds leaves {DISCOUNT!r} and {STEPS!r}, and {taken[0]!r} is there already: rename it"
+                f"NStep makes leaves {item.reward!r}, {DISCOUNT!r} and {STEPS!r}, and there is another {taken[0]!r}: rename that one"
             )
         last = [name for name in item.from_last if name in self._names and name not in self._recipe.derive]
         bootstraps = [name for name in last if name not in (TERMINATED, TRUNCATED)]

@@ -83,19 +83,24 @@ class OffPolicyRollout:
         rows.version = self.version if version is None else int(version)
         inbox = self._inbox
         with inbox.changed:
-            inbox.wait_unclaimed(deadline_s)
+            if inbox.serves(lambda: self._take(rows), deadline_s):
+                return True
             if not self._has_room():
                 if self._when_full == "drop":
                     self.dropped_rows += len(rows)
                     self._torn.update(rows.lane.tolist())
                     return False
                 self._halt.wait(inbox.changed, self._has_room, deadline_s, self._why_full)
-            if self._cuts_matter and self._torn:
-                # What follows a dropped row isn't its predecessor's successor.
-                self._units.append(Cut(sorted(self._torn)))
-                self._torn.clear()
-            self._append(rows)
+            self._take(rows)
         return True
+
+    def _take(self, rows: Rows) -> None:
+        """There is room: in line there always is."""
+        if self._cuts_matter and self._torn:
+            # What follows a dropped row isn't its predecessor's successor.
+            self._units.append(Cut(sorted(self._torn)))
+            self._torn.clear()
+        self._append(rows)
 
     def end_unit(self, actor: ActorLanes, bootstrap: Mapping[str, Tree] | None, deadline_s: float) -> None:
         raise UnitError(

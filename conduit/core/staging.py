@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -49,6 +49,19 @@ class Group:
         self.turn: Turn | None = None
 
 
+class _Ticket:
+    """Somebody's place in the queue for an inbox that is in use in line. `take`: what puts his rows in, if another may do it
+    for him; `done`: they have been ingested, or `error` says why not."""
+
+    __slots__ = ("done", "error", "group", "take", "taken")
+
+    def __init__(self, take: Callable[[], None] | None) -> None:
+        self.take = take
+        self.taken = self.done = False
+        self.group: Group | None = None
+        self.error: BaseException | None = None
+
+
 class Inbox:
     """Sealed groups, oldest first, each with its place in the store's order.
 
@@ -71,7 +84,11 @@ class Inbox:
         """Units in groups that wait for the operator's thread."""
         self._claimant: int | None = None
         self._claimed: Group | None = None
-        self._queue: deque[object] = deque()
+        self._queue: deque[_Ticket] = deque()
+        self._guest: _Ticket | None = None
+        """Whose group the claimant ingests, if not his own."""
+        self._to_serve = 0
+        """How many more of the queue the claimant serves: those who came while he ingested his own group."""
         self.starving = 0
         """How many learners wait for rows that are not there: while any does, nothing is held back or gathered into groups."""
 
@@ -98,35 +115,88 @@ class Inbox:
         taken is ever left behind by somebody's deadline. The caller holds `changed`."""
         if not self._in_line or (self._claimant is None and not self._queue):
             return
-        # First come, first served: or who pushes without a pause would shut the others out.
-        ticket = object()
+        self._wait_in_queue(_Ticket(None), deadline_s)
+
+    def serves(self, take: Callable[[], None], deadline_s: float) -> bool:
+        """Whether somebody else has put in what `take` puts in, and ingested it: in line, where others are at work, whoever is
+        ingesting serves those who came meanwhile before he goes on, for waking each of them would take longer than their rows
+        do. False: it is the caller's turn, who holds `changed`."""
+        if not self._in_line or (self._claimant is None and not self._queue):
+            return False
+        ticket = _Ticket(take)
+        try:
+            self._wait_in_queue(ticket, deadline_s)
+        except BaseException:
+            # The rows are being ingested: they are the caller's own arrays until that is over.
+            if ticket.taken and not ticket.done:
+                self._wait_done(ticket)
+            raise
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket.done
+
+    def _wait_in_queue(self, ticket: _Ticket, deadline_s: float) -> None:
+        """Until it is the ticket's turn, or it has been served. First come, first served: or who pushes without a pause would
+        shut the others out."""
         self._queue.append(ticket)
         try:
             self._halt.wait(
                 self.changed,
-                lambda: self._claimant is None and self._queue[0] is ticket,
+                lambda: ticket.taken or (self._claimant is None and self._queue[0] is ticket),
                 deadline_s,
                 lambda: "what was pushed before is still being ingested, in line; this was not taken",
             )
         finally:
-            self._queue.remove(ticket)
-            self.changed.notify_all()
+            if not ticket.taken:
+                self._queue.remove(ticket)
+                self.changed.notify_all()
+        if ticket.taken:
+            self._wait_done(ticket)
+
+    def _wait_done(self, ticket: _Ticket) -> None:
+        self._halt.wait(self.changed, lambda: ticket.done, None, lambda: "it is being ingested")
 
     def claimed(self) -> Group | None:
         """In line: the group that the calling thread has sealed and others wait for."""
         return self._claimed if self._claimant == threading.get_ident() else None
 
-    def finish(self, group: Group) -> None:
-        """The claimed group is ingested, or given up."""
+    def finish(self, group: Group, error: BaseException | None = None) -> None:
+        """The claimed group is ingested, or given up because of `error`. If others came meanwhile, the calling thread has claimed
+        the group of the first of them."""
         assert group.turn is not None
         with self.changed:
             others = self._order.leave_held(group.turn)
-            self._claimant = self._claimed = None
-            if self._queue:
-                self.changed.notify_all()
+            self._claimed = None
+            if self._guest is None:
+                self._to_serve = len(self._queue)
+            else:
+                self._guest.error, self._guest.done = error, True
+                self._guest = None
+            if self._halt.reason is not None:
+                self._to_serve = 0
+            while self._claimed is None and self._to_serve and self._queue and self._queue[0].take is not None:
+                self._serve(self._queue.popleft())
+            if self._claimed is None:
+                self._claimant = None
+            self.changed.notify_all()
         if others:
             # Or they would wait on until this thread waits itself, or until Python makes it pause, which is after 5 ms.
             self._halt.clock.sleep(0.0)
+
+    def is_guests(self, group: Group) -> bool:
+        """Whether the claimed group is another thread's, which waits for it."""
+        return self._guest is not None and self._claimed is group
+
+    def _serve(self, ticket: _Ticket) -> None:
+        assert ticket.take is not None
+        self._to_serve -= 1
+        ticket.taken = True
+        ticket.take()
+        if self._claimed is None:
+            # Not enough for a group.
+            ticket.done = True
+        else:
+            self._guest = ticket
 
     def release_last(self) -> None:
         """Gives the last sealed group its place in the order, if it has been held back. The caller holds `changed`."""

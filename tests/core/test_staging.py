@@ -118,3 +118,94 @@ def test_units_are_pending_until_the_operator_takes_them():
         inbox.wait_take()
         counts.append(inbox.pending_units)
     assert counts == [2, 5, 3, 0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_ingests_serves_those_who_came_meanwhile_in_their_order_and_no_more(seed):
+    clock = VirtualClock(seed)
+    ingested: list[tuple[int, str]] = []
+    returned: list[int] = []
+
+    def main() -> None:
+        inbox, _ = inbox_of(clock)
+
+        def push(number: int, at_s: float) -> None:
+            clock.sleep(at_s)
+            mine = Group([])
+            with inbox.changed:
+                if not inbox.serves(lambda: inbox.seal(mine), 100.0):
+                    inbox.seal(mine)
+            while (group := inbox.claimed()) is not None:
+                clock.sleep(1.0)
+                ingested.append((group is mine, threading.current_thread().name))
+                inbox.finish(group)
+            returned.append(number)
+
+        # 1, 2 and 3 come while 0 ingests its own group; 4 comes while 0 serves them, and is nobody's guest.
+        tasks = [clock.spawn(lambda n=n, s=s: push(n, s), str(n)) for n, s in enumerate((0, 0.25, 0.5, 0.75, 2.5))]
+        for task in tasks:
+            task.join()
+        assert inbox.claimed() is None
+
+    clock.run(main)
+    assert [name for _, name in ingested] == ["0", "0", "0", "0", "4"]
+    assert [own for own, _ in ingested] == [True, False, False, False, True]
+    assert sorted(returned) == [0, 1, 2, 3, 4]
+
+
+def test_a_guest_whose_time_is_up_before_it_is_served_was_not_taken():
+    clock = VirtualClock(0)
+
+    def main() -> tuple[bool, list[str]]:
+        inbox, _ = inbox_of(clock)
+        said: list[str] = []
+        taken: list[bool] = []
+
+        def guest(deadline_s: float) -> None:
+            with inbox.changed:
+                try:
+                    inbox.serves(lambda: taken.append(True), deadline_s)
+                except WaitTimeout as error:
+                    said.append(str(error))
+
+        group = seal(inbox)
+        task = clock.spawn(lambda: guest(1.0), "guest")
+        clock.sleep(2.0)
+        inbox.finish(group)
+        task.join()
+        return bool(taken), said
+
+    taken, said = clock.run(main)
+    assert not taken
+    assert "not taken" in said[0]
+
+
+def test_a_guest_whose_group_fails_hears_of_it_and_the_others_are_served():
+    clock = VirtualClock(0)
+
+    def main() -> list[object]:
+        inbox, _ = inbox_of(clock)
+        heard: list[object] = [None, None]
+
+        def guest(number: int) -> None:
+            clock.sleep(0.25 * (number + 1))
+            with inbox.changed:
+                try:
+                    heard[number] = inbox.serves(lambda: inbox.seal(Group([])), 100.0)
+                except ValueError as error:
+                    heard[number] = str(error)
+
+        group = seal(inbox)
+        tasks = [clock.spawn(lambda n=n: guest(n), str(n)) for n in range(2)]
+        clock.sleep(1.0)
+        inbox.finish(group)
+        for error in (ValueError("no such row"), None):
+            group = inbox.claimed()
+            assert group is not None
+            assert inbox.is_guests(group)
+            inbox.finish(group, error)
+        for task in tasks:
+            task.join()
+        return heard
+
+    assert clock.run(main) == ["no such row", True]

@@ -11,7 +11,16 @@ import pytest
 
 import conduit
 from conduit import Schedule
-from conduit.errors import ClosedError, ConduitError, HookError, OperatorError, SchemaError, SettingError
+from conduit.clock import VirtualClock
+from conduit.errors import (
+    CapacityError,
+    ClosedError,
+    ConduitError,
+    HookError,
+    OperatorError,
+    SchemaError,
+    SettingError,
+)
 from tests.interrupt import until_interrupted
 from tests.store.rows import each_backend, fill, ids, no_thread_left, played, step, store, together
 
@@ -286,3 +295,29 @@ def test_a_hook_that_writes_what_is_no_numpy_array_is_told_what_it_wrote(stage, 
 
         with pytest.raises(HookError, match=message):
             work()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_first_pushes_that_can_not_be_stored_are_refused_and_those_who_waited_are_served(seed):
+    """One thread ingests for the others: a first push that fails is its own caller's, whoever ran it."""
+
+    def scene(clock: VirtualClock) -> list[object]:
+        budget = {"pageable": 2_000}
+        with store(capacity=64, batch_size=1, clock=clock, budgets=budget, timeout_s=5.0) as s:
+
+            def push(rows: dict[str, np.ndarray]) -> object:
+                clock.sleep(0.01 * (seed % 3))
+                return s.actor(lanes=1).push(rows)
+
+            small, large = {"x": np.zeros((1, 2), np.float32)}, {"x": np.zeros((1, 200), np.float32)}
+            heard = together(clock, *(lambda rows=rows: push(rows) for rows in (large, small, large, small)))
+            rows = len(s)
+            return [*(outcome for outcome, _ in heard), s.actor(lanes=1).push(small), rows]
+
+    *heard, last, rows = played(seed, scene)
+    kinds = [type(each) for each in heard]
+    assert all(kind in (int, CapacityError, SchemaError) for kind in kinds), heard
+    assert kinds.count(int) == rows <= 2, (
+        "the large rows don't fit; the small ones may be refused while those are tried"
+    )
+    assert last == 1
