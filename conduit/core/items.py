@@ -35,7 +35,10 @@ class Needs:
     partial: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+# Both are made for every batch: frozen ones would cost microseconds.
+
+
+@dataclass(slots=True)
 class Entries:
     """The rows of a batch's entries. `rows`: (B,) or (B, T) keys; `real`: (B, T), False where a row only fills a place (None:
     all are real). `last`: (B,) the row after which an entry goes on. `chain`: (B, n) keys whose rewards are summed, of which
@@ -48,7 +51,7 @@ class Entries:
     steps: NDArray[np.int64] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Followed:
     """What following links has to respect. `needs_next`: a row of which nothing is known to come after it can't be used.
     `depth`: how many rows, itself included, a row's stack reaches back."""

@@ -131,8 +131,9 @@ class Links:
         # Lanes that are pushed in lockstep have all their rows at one distance: guessed, and then each link is checked. Laid out
         # by step, then by entry: NumPy is quick along the longer axis.
         slots = keys % self._capacity
-        stride = np.maximum(links.take(slots), 0).astype(np.int64)
-        hops = np.multiply.outer(np.arange(rows), sign * stride)
+        stride = links.take(slots).astype(np.int64)
+        np.maximum(stride, 0, out=stride)
+        hops = np.multiply.outer(np.arange(rows), stride if sign > 0 else -stride)
         path = hops + keys
         onward = links.take(self._wrapped(hops[:-1] + slots))
         linked = onward == stride
@@ -145,13 +146,17 @@ class Links:
             step, entry = np.divmod(broken, len(keys))
             # Of several assignments the last stays: of an entry's broken links the first.
             count[entry[::-1]] = step[::-1] + 1
-            (short,) = np.nonzero(count < rows)
+            short = np.flatnonzero(count < rows)
             # Beyond a broken link an episode goes on where other actors pushed in between.
             on = short[onward[count[short] - 1, short] > 0]
             if len(on):
                 self._row_by_row(links, sign, path, count, on)
-            last = path[count[short] - 1, short]
-            path[:, short] = np.where(np.arange(rows)[:, None] < count[short], path[:, short], last)
+                last = path[count[short] - 1, short]
+                path[:, short] = np.where(np.arange(rows)[:, None] < count[short], path[:, short], last)
+            else:
+                # What was guessed beyond the last row is farther off.
+                nearer = np.minimum if sign > 0 else np.maximum
+                path[:, short] = nearer(path[:, short], keys[short] + sign * stride[short] * (count[short] - 1))
         return path.T, count
 
     def _row_by_row(
@@ -168,8 +173,11 @@ class Links:
             count[entry] += 1
 
     def _wrapped(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`slots`, which are at most far off on one side, within the ring: a division of each costs more than the rest."""
-        low, high = int(np.minimum.reduce(slots, axis=None)), int(np.maximum.reduce(slots, axis=None))
+        """`slots` (steps, B), each column going one way, within the ring. A division of each would cost more than the rest."""
+        # The last step is the farthest off.
+        low, high = int(np.minimum.reduce(slots[-1])), int(np.maximum.reduce(slots[-1]))
+        if low >= 0 and high < self._capacity:
+            return slots
         if low < -self._capacity or high >= 2 * self._capacity:
             return slots % self._capacity
         if high >= self._capacity:

@@ -52,9 +52,11 @@ class Returns:
     def of(self, rewards: NDArray[Any]) -> NDArray[Any]:
         """The sums of the rewards (n · B, *shape): (B, *shape)."""
         n, entries = self.weight.shape
-        weight = self.weight.reshape(n, entries, *[1] * (rewards.ndim - 1))
-        weighted = weight * rewards.reshape(n, entries, *rewards.shape[1:]).astype(np.float64)
-        return np.add.reduce(weighted, axis=0).astype(return_dtype(rewards.dtype))
+        each = rewards.reshape(n, entries, -1)
+        if each.dtype.kind not in "biuf":
+            each = each.astype(np.float64)
+        summed = np.einsum("nb,nbs->bs", self.weight, each)
+        return summed.reshape(entries, *rewards.shape[1:]).astype(return_dtype(rewards.dtype))
 
 
 @dataclass(slots=True)
@@ -223,7 +225,7 @@ class Composition:
     def _returns(self, item: NStep, entries: Entries, links: Links) -> tuple[dict[str, NDArray[Any]], Returns]:
         assert entries.chain is not None
         assert entries.steps is not None
-        discount = self._discounts[entries.steps]
+        discount = self._discounts.take(entries.steps)
         discount[links.terminated(entries.last)] = 0.0
         made = {DISCOUNT: discount, STEPS: entries.steps.astype(np.int32)}
         return made, Returns(item.reward, entries.chain.T.reshape(-1), self._weights.take(entries.steps, axis=1))

@@ -66,7 +66,8 @@ class Starts:
         while need and need * len(window) <= MOST_TRIES * self.count:
             tries = int(1.1 * need * len(window) / self.count) + 8
             keys = window.first + (random.random(tries) * len(window)).astype(np.int64)
-            keys = keys[self._drawable.take(keys % self._capacity)][:need]
+            good = self._drawable.take(keys % self._capacity)
+            keys = (keys if np.count_nonzero(good) == tries else keys[good])[:need]
             found.append(keys)
             need -= len(keys)
         if need:
