@@ -17,11 +17,12 @@ from conduit.clock import Clock, RealClock, Task
 from conduit.core.backend import Backend, Target
 from conduit.core.batch import Batch
 from conduit.core.buffer import ExperienceBuffer
+from conduit.core.chain import IngestionChain
 from conduit.core.delivery import Delivery
 from conduit.core.derived import Derived
 from conduit.core.halt import Halt, check_timeout
 from conduit.core.hook import Hook, check_chain
-from conduit.core.ingestion import Ingestion, IngestionChain
+from conduit.core.ingestion import Ingestion
 from conduit.core.items import Item, Row
 from conduit.core.ledger import Ledger
 from conduit.core.order import Order

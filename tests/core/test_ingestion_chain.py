@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conduit
+from conduit.core.chain import IngestionChain
 from conduit.core.episodes import End, Rows, concatenate
 from conduit.core.hook import RowRule, Scope
-from conduit.core.ingestion import IngestionChain
 from conduit.core.staging import Cut, Group
 from conduit.errors import HookError
 from tests.core.rows import CUT, OPEN, TERM, TRUNC, ids, priorities, rows
