@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from conduit.core.backend import Backend, Columns
 from conduit.core.episodes import End, Rows
-from conduit.core.experience import Field, Schema
+from conduit.core.experience import Schema
 from conduit.core.finals import Finals
 from conduit.core.halt import Halt
 from conduit.core.items import Chance
 from conduit.core.lineage import Lineage
 from conduit.core.placement import Placement, format_bytes
-from conduit.core.recipe import Composition, Gather, Recipe, Returns, Selection
+from conduit.core.reader import Reader
+from conduit.core.recipe import Composition, Recipe, Selection
 from conduit.core.ring import Layout, Window
 from conduit.core.shard import Shard
 from conduit.core.starts import Starts
@@ -83,6 +84,7 @@ class ExperienceBuffer:
         self._composition: Composition | None = None
         self._lineage = None if self._recipe.trivial else Lineage(capacity, self._recipe.following)
         self._finals: Finals | None = None
+        self._reader: Reader | None = None
         self._versions = Versions()
         self._window = Window(0, 0)
         self._leases: set[Lease] = set()
@@ -179,19 +181,10 @@ class ExperienceBuffer:
         self._end(lease)
 
     def read(self, selection: Selection, to: Endpoint) -> Columns[Any]:
-        """What was selected, as leaves of a batch in memory of their own at `to`. The caller holds a lease from `selection.oldest()` on."""
-        parts = [self._gathered(gather, to) for gather in selection.gathers]
-        if len(parts) == 1 and selection.returns is None:
-            return parts[0]
-        arrays = {path: array for part in parts for path, array in part.arrays.items()}
-        if selection.returns is not None:
-            made = {**selection.made, selection.returns.path: self._returned(selection.returns)}
-            if not to.is_host:
-                parts.append(self._backend.adopt(made, to))
-                made = parts[-1].arrays
-            arrays |= made
-        # The last part was made last: when it is there, all are.
-        return Columns(parts[-1].at, arrays, parts[-1].rows, parts[-1].note)
+        """What was selected, as leaves of a batch in memory of their own at `to`. The caller holds a lease from
+        `selection.oldest()` on."""
+        assert self._reader is not None
+        return self._reader.read(selection, to)
 
     def is_quick(self, to: Endpoint, selections: Sequence[Selection]) -> bool:
         """Whether what was selected is read to `to` in less time than a lease on it takes."""
@@ -229,55 +222,6 @@ class ExperienceBuffer:
                 lineage.links.conclude(first + np.array(places), numbers)
         return admitted
 
-    def _gathered(self, gather: Gather, to: Endpoint) -> Columns[Any]:
-        fields = gather.fields
-        columns = self._rows(gather.keys, fields, to)
-        if gather.ended is not None:
-            assert self._finals is not None
-            places, numbers = gather.ended
-            numbers = self._padded(self._padded(numbers, self._finals.at), to)
-            columns = self._scatter(columns, places, self._finals.read(numbers, fields, to), fields)
-        if gather.blank is not None:
-            count = self._backend.padded(len(gather.blank), to)
-            zeros = {path: np.zeros((count, *self._field(path).shape), self._field(path).dtype) for path in fields}
-            columns = self._scatter(columns, gather.blank, Columns(PAGEABLE, zeros, count), fields)
-        if len(gather.axes) == 1 and gather.paths is fields:
-            return columns
-        pairs = zip(fields, gather.paths, strict=True)
-        arrays = {path: _reshaped(columns.arrays[stored], gather.axes) for stored, path in pairs}
-        return Columns(columns.at, arrays, gather.axes[0], columns.note)
-
-    def _rows(self, keys: Keys, fields: Sequence[str], to: Endpoint) -> Columns[Any]:
-        """Leaves of rows `keys`, in that order."""
-        shard, slots = self._layout.locate(keys)
-        if shard is None:
-            return self._shards[0].read(slots, fields, to)
-        # One shard reads a row for every place, which for the others' places is any; theirs replace those.
-        first = int(shard[0])
-        source = self._shards[first]
-        batch = source.read(np.where(shard == first, slots, 0), fields, to)
-        for number, source in enumerate(self._shards):
-            (place,) = np.nonzero(shard == number)
-            if len(place) and number != first:
-                # Padded where the rows are, which is where a framework compiles.
-                place = self._padded(place, source.at)
-                part = source.read(slots[place], fields, to)
-                batch = self._backend.scatter(batch, place, part, fields)
-        return batch
-
-    def _scatter(self, columns: Columns[Any], places: Keys, rows: Columns[Any], fields: Sequence[str]) -> Columns[Any]:
-        """`columns` with `places` set to the first of `rows`, of which there are as many as `padded` says."""
-        return self._backend.scatter(columns, np.pad(places, (0, rows.rows - len(places)), mode="edge"), rows, fields)
-
-    def _returned(self, returns: Returns) -> NDArray[Any]:
-        rewards = self._rows(returns.keys, (returns.path,), PAGEABLE)
-        self._backend.wait(rewards)
-        return returns.of(rewards.arrays[returns.path])
-
-    def _field(self, path: str) -> Field:
-        assert self._schema is not None
-        return self._schema.fields[path]
-
     def _columns(self, rows: Rows) -> Columns[Any]:
         schema, count = self._schema, len(rows)
         if schema is None:
@@ -289,6 +233,7 @@ class ExperienceBuffer:
                 self._finals = Finals(
                     self._backend, composition.final_fields, self._shards[0].at, self.capacity, self._check_finals
                 )
+            self._reader = Reader(self._backend, self._layout, self._shards, schema, self._finals)
             self._schema, self._composition = schema, composition
             self._row_bytes = schema.row_bytes
         if rows.schema is schema and schema.flat:
@@ -357,12 +302,3 @@ class ExperienceBuffer:
         with self._unleased:
             self._leases.discard(lease)
             self._unleased.notify_all()
-
-    def _padded(self, place: NDArray[np.int64], at: Endpoint) -> NDArray[np.int64]:
-        """`place` with its last entry repeated, to a length that a backend that compiles per shape has met before."""
-        return np.pad(place, (0, self._backend.padded(len(place), at) - len(place)), mode="edge")
-
-
-def _reshaped(array: Any, axes: tuple[int, ...]) -> Any:
-    """(rows, *shape) as (*axes, *shape)."""
-    return array if len(axes) == 1 else array.reshape((*axes, *array.shape[1:]))
