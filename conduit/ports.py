@@ -38,6 +38,8 @@ class PathIn:
     timeout_s: float
     owner: object
     """The store, which stays open while one of its ports is in use."""
+    free: Callable[[range], None]
+    """Is told the lanes of an actor that left."""
 
 
 class Actor:
@@ -132,6 +134,7 @@ class Actor:
             self._path.rollout.leave(self._lanes, self._deadline())
             self._left = True
             self._path.ingestion.catch_up()
+            self._path.free(self._lanes.lanes)
 
     def _put(self, rows: Rows, version: int | None, timeout_s: float | None, call: PortCall) -> int:
         count, path = len(rows), self._path

@@ -63,7 +63,9 @@ class Store:
     - `timeout_s`: of every wait that isn't given its own; `math.inf` waits for ever. `clock`: the real one by default.
 
     SettingError, ScheduleError, UnitError or CapacityError name a setting that can't be, UnknownBackendError or
-    MissingExtraError a backend that isn't there. Memory is taken with the first rows that are stored: CapacityError then.
+    MissingExtraError a backend that isn't there. Memory is taken with the first rows that are stored: CapacityError then. Only
+    the finals that a `Next` needs take more as there are more of them, one for each live row that ended with one. Memory of
+    large batches that is used again, up to 1 GiB, is in no budget.
 
     All methods may be called from several threads. What a hook or an operator fails with stops the store for good: it is
     raised by the next call of each port. Use the store as a context manager, or close it."""
@@ -100,6 +102,7 @@ class Store:
             raise SettingError(
                 "item and derive are off-policy settings: an on-policy iteration delivers each of its rows as it was pushed"
             )
+        recipe.check_fits(self._semantics.capacity)
         self._schedule = self._semantics.resolve(schedule)
         self._delivery_hooks = check_chain(delivery, "delivery")
         self._timeout_s = timeout_s
@@ -147,6 +150,8 @@ class Store:
         )
         self._ports = self._halt.condition("ports")
         self._actor_count = self._lane_count = self._on_demand = 0
+        self._free_lanes: dict[int, list[range]] = {}
+        """Lanes of actors that were closed, by how many."""
         self._learners: dict[int, Learner] = {}
         self._on_demand_paths: dict[Target, PathOut] = {}
         self._priorities = Priorities(exchange, self._order, self._buffer, self._sampler)
@@ -164,12 +169,15 @@ class Store:
         check_whole("actor(lanes=…)", lanes)
         self._halt.check()
         with self._ports:
-            numbers = range(self._lane_count, self._lane_count + lanes)
-            self._lane_count += lanes
+            free = self._free_lanes.get(lanes)
+            numbers = free.pop() if free else range(self._lane_count, self._lane_count + lanes)
+            self._lane_count = max(self._lane_count, numbers.stop)
             self._actor_count += 1
             who = ActorLanes(self._actor_count - 1, numbers)
             self._rollout.join(who)
-        path = PathIn(self._halt, self._ledger, self._signature, self._rollout, self._ingestion, self._timeout_s, self)
+        path = PathIn(
+            self._halt, self._ledger, self._signature, self._rollout, self._ingestion, self._timeout_s, self, self._free
+        )
         return Actor(path, who)
 
     def learner(
@@ -350,6 +358,11 @@ class Store:
         units = semantics.units_per_ingestion(schedule)
         limit = max(64, 4 * units) if inbox_units is None else inbox_units
         return OffPolicyRollout(self._halt, inbox, units, limit, when_full, needs_edges), inbox
+
+    def _free(self, lanes: range) -> None:
+        """An actor is closed: its lanes are cut before whatever is pushed from now on, so another may have them."""
+        with self._ports:
+            self._free_lanes.setdefault(len(lanes), []).append(lanes)
 
     def _path_out(self, target: Target, numbering: Numbering, outbox: str) -> PathOut:
         delivery = Delivery(

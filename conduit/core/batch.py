@@ -17,7 +17,7 @@ class SampleInfo:
     """What is known of a batch of B entries. Arrays are NumPy's, of shape (B,), but for `weight` and `mask`. Of an entry that
     is more than a row, what is known of the row that it was drawn by: its first, of a sequence the first trained one.
 
-    What most learners never ask for is made when they do."""
+    What most learners never ask for is made when they do. Nothing here is to be changed."""
 
     __slots__ = (
         "_mask",
@@ -64,9 +64,10 @@ class SampleInfo:
     @property
     def weight(self) -> Any:
         """Importance-sampling weight, float32, at most 1: an array of the batch's own framework, where the batch is."""
-        if callable(self._weight):
-            self._weight = self._weight()
-        return self._weight
+        weight = self._weight
+        if callable(weight):
+            self._weight = weight = weight()
+        return weight
 
     @property
     def mask(self) -> Any:
@@ -95,6 +96,11 @@ class SampleInfo:
     def policy_version(self) -> NDArray[np.int64]:
         """The policy version that made the row."""
         return self._policy_version
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """For pickle and copy: with the weights made."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return None, {**values, "_weight": self.weight}
 
     def __repr__(self) -> str:
         return f"SampleInfo(number={self.number}, keys={self.keys}, frontier={self.frontier}, priority_lag={self.priority_lag})"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from conduit.core.backend import Backend, Columns
 from conduit.core.episodes import End, Rows
 from conduit.core.experience import Schema
-from conduit.core.finals import Finals
+from conduit.core.finals import FIRST_ROWS, Finals
 from conduit.core.halt import Halt
 from conduit.core.items import Chance
 from conduit.core.lineage import Lineage
@@ -228,7 +228,8 @@ class ExperienceBuffer:
             schema = rows.schema or Schema.infer(rows.data, "stored rows")
             schema.check(schema.flatten(rows.data, "stored rows"), "stored rows", count)
             composition = Composition(self._recipe, schema)
-            self._allocate(schema)
+            finals = sum(field.row_bytes for field in composition.final_fields.values())
+            self._allocate(schema, min(FIRST_ROWS, self.capacity) * finals)
             if composition.final_fields:
                 self._finals = Finals(
                     self._backend, composition.final_fields, self._shards[0].at, self.capacity, self._check_finals
@@ -256,9 +257,14 @@ class ExperienceBuffer:
                 "A larger budget or a smaller capacity would do"
             )
 
-    def _allocate(self, schema: Schema) -> None:
+    def _allocate(self, schema: Schema, finals_bytes: int) -> None:
+        """Takes the memory of the rows, where there is room for the first finals beside them."""
         asked = list(zip(self._placement.endpoints, self._layout.shard_rows, strict=True))
-        short = [line for endpoint, rows in asked if (line := self._shortfall(endpoint, rows, schema.row_bytes))]
+        beside = [finals_bytes, *[0] * (len(asked) - 1)]
+        lines = (
+            self._shortfall(at, rows, schema.row_bytes, more) for (at, rows), more in zip(asked, beside, strict=True)
+        )
+        short = [line for line in lines if line]
         if short:
             raise CapacityError(
                 f"{self.capacity:,} rows of {schema.row_bytes:,} bytes don't fit. {'; '.join(short)}. "
@@ -266,16 +272,17 @@ class ExperienceBuffer:
             )
         self._shards = [Shard(self._backend, schema, rows, at) for at, rows in asked]
 
-    def _shortfall(self, at: Endpoint, rows: int, row_bytes: int) -> str | None:
-        need = rows * row_bytes
+    def _shortfall(self, at: Endpoint, rows: int, row_bytes: int, finals_bytes: int) -> str | None:
+        need = rows * row_bytes + finals_bytes
         free, budget = self._backend.free_bytes(at), self._budgets.get(at.tier)
-        if budget is not None and need > budget:
-            fits = f"{budget // max(row_bytes, 1):,} rows would fit"
-            return f"{at} needs {format_bytes(need)} for {rows:,} rows; its budget is {format_bytes(budget)} ({fits})"
-        if need > free:
-            fits = f"{free // max(row_bytes, 1):,} rows would fit"
-            return f"{at} needs {format_bytes(need)} for {rows:,} rows; {format_bytes(free)} are free ({fits})"
-        return None
+        most, whose = free, f"{format_bytes(free)} are free"
+        if budget is not None and budget < free:
+            most, whose = budget, f"its budget is {format_bytes(budget)}"
+        if need <= most:
+            return None
+        beside = f" and {format_bytes(finals_bytes)} of finals" if finals_bytes else ""
+        fits = max(0, most - finals_bytes) // max(row_bytes, 1)
+        return f"{at} needs {format_bytes(need)} for {rows:,} rows{beside}; {whose} ({fits:,} rows would fit)"
 
     def _evict(self, first: int) -> Keys:
         """Rows before `first` are live no more; returns others that can't be drawn any more, when nobody has to read one of the

@@ -16,10 +16,11 @@ class Candidates:
 
     A row counts towards an item when it is usable: at once, or, where a next is needed (`lag` 1), once its successor has come."""
 
-    def __init__(self, needs: Needs, lag: int) -> None:
+    def __init__(self, needs: Needs, lag: int, capacity: int) -> None:
         self._needs = needs
         self._lag = lag
-        self._width = -(-(needs.ahead + lag) // needs.period) + 1
+        # A start that is further back than the ring is long has been evicted.
+        self._width = min(-(-(needs.ahead + lag) // needs.period) + 1, capacity // needs.period + 2)
         self._starts = np.zeros((0, self._width), np.int64)
 
     def grow(self, lanes: int) -> None:
@@ -30,7 +31,11 @@ class Candidates:
     def arrive(self, lanes: NDArray[np.int64], places: NDArray[np.int64], keys: Keys) -> Keys:
         """One row came in each of `lanes`, as the `places`-th of its episode. Returns the rows that became drawable."""
         needs, width = self._needs, self._width
-        ready = places - (self._lag + needs.ahead - 1)
+        ago = self._lag + needs.ahead - 1
+        if ago >= width * needs.period:
+            self._note(lanes, places, keys)
+            return NONE
+        ready = places - ago
         if needs.period == 1:
             self._starts[lanes, places % width] = keys
             if np.minimum.reduce(ready) >= 0:
@@ -74,6 +79,7 @@ class Candidates:
     def _starts_between(self, lane: int, first: int, stop: int, place: int, keys: Keys) -> Keys:
         """The possible starts at places [first, stop) of a lane's episode, whose places from `place` on are `keys`."""
         period = self._needs.period
+        first = max(first, place - self._width * period)
         places = np.arange(-(-first // period) * period, stop, period)
         known = np.count_nonzero(places < place)
         old = self._starts[lane, places[:known] // period % self._width]

@@ -21,7 +21,7 @@ from conduit.core.episodes import (
 from conduit.core.experience import Tree, map_leaves
 from conduit.core.hook import Hook, count_rows, run_hook
 from conduit.core.staging import Cut, Group
-from conduit.errors import HookError
+from conduit.errors import HookError, SchemaError
 
 
 class IngestionChain:
@@ -64,6 +64,11 @@ class IngestionChain:
         were sealed."""
         if not self.has_hooks and len(group.units) == 1:
             return group.units
+        for unit in group.units if self._finals_of else ():
+            if isinstance(unit, Rows) and type(unit.data) is not dict:
+                raise SchemaError(
+                    f"derived leaves need rows that are a dict of names at the top; got {type(unit.data).__name__}"
+                )
         if not self.has_barrier:
             return [unit if isinstance(unit, Cut) else self._run_prefix(unit) for unit in _joined(group.units)]
         if self.on_policy:
@@ -131,6 +136,21 @@ class IngestionChain:
         ended = self._lanes.add(unit) + self._lanes.cut(cuts)
         return self._finish(ended + self._lanes.take_open(group.bootstrap))
 
+    def _check_fragments(self, hook: Hook, given: list[Fragment], made: list[Fragment]) -> None:
+        """A hook that makes something else of a leaf that a next is derived from must do so with the final as well."""
+        before = {(fragment.lane, len(fragment)): fragment for fragment in given if fragment.final is not None}
+        for fragment in made if self._finals_of else ():
+            old = before.get((fragment.lane, len(fragment)))
+            if old is None or old.final is not fragment.final:
+                continue
+            for name in self._finals_of:
+                leaves = zip(*(optree.tree_leaves(each.rows.get(name)) for each in (old, fragment)), strict=False)
+                if any(a is not b and not np.array_equal(a, b, equal_nan=a.dtype.kind in "fc") for a, b in leaves):
+                    raise HookError(
+                        f"ingestion hook {hook.name!r} rewrites {name!r}, of which a next is derived, and hands on the final that it "
+                        "was given: change `Fragment.final` as well"
+                    )
+
     def _finish(self, fragments: list[Fragment]) -> list[Rows]:
         if not fragments:
             return []
@@ -138,7 +158,9 @@ class IngestionChain:
         before = fragments
         for hook in self._trajectory:
             if hook.per == "trajectory":
-                unit = _run_on_fragments(hook, _as_fragments(unit))
+                given = _as_fragments(unit)
+                unit = _run_on_fragments(hook, given)
+                self._check_fragments(hook, given, unit)
                 if not unit:
                     return []
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -230,15 +231,12 @@ class Delivery:
             probability=draw.probability,
             priority=draw.priority,
             policy_version=chosen.version,
-            weight=arrays[_WEIGHT] if _WEIGHT in extra else lambda: self._evenly(len(draw.keys)),
+            weight=arrays[_WEIGHT]
+            if _WEIGHT in extra
+            else partial(_even_weights, self._backend, self._landing, self._target, len(draw.keys)),
             mask=arrays.get(_MASK),
         )
         return Staged(Batch(schema.unflatten(arrays), info), tuple(on_device))
-
-    def _evenly(self, rows: int) -> Any:
-        """Weights of 1, where the learner's batches are."""
-        weight = self._backend.adopt({_WEIGHT: np.ones(rows, np.float32)}, self._landing)
-        return self._backend.hand_over(weight, self._target)[_WEIGHT]
 
     def _transform(self, schema: Schema, columns: Columns[Any], landing: Endpoint) -> tuple[Schema, Columns[Any]]:
         """What the hooks make of a batch on the host, at `landing`."""
@@ -257,3 +255,9 @@ class Delivery:
         made = {path: array for path, array in arrays.items() if id(array) not in mine or not landing.is_host}
         copied = self._backend.adopt(made, landing).arrays if made else {}
         return written, Columns(landing, {**arrays, **copied}, columns.rows)
+
+
+def _even_weights(backend: Backend[Any], landing: Endpoint, target: Target, rows: int) -> Any:
+    """Weights of 1, where the learner's batches are. A batch that nobody asked for them holds on to this, not to the store."""
+    weight = backend.adopt({_WEIGHT: np.ones(rows, np.float32)}, landing)
+    return backend.hand_over(weight, target)[_WEIGHT]

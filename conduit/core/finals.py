@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from conduit.core.backend import Backend, Columns
 from conduit.core.experience import Field, Schema, Tree, leaf_paths
 from conduit.core.shard import Shard
-from conduit.errors import SchemaError
+from conduit.errors import CapacityError, SchemaError
 from conduit.topology.endpoint import PAGEABLE, Endpoint
 
 Numbers = NDArray[np.int64]
 
-_FIRST_ROWS = 64
+FIRST_ROWS = 64
+"""For how many there is memory at first."""
 
 
 class Finals:
@@ -89,11 +90,16 @@ class Finals:
         live, old = self.stop - self._first, self._shard
         if old is not None and live + more <= old.rows:
             return
-        rows = _FIRST_ROWS if old is None else 2 * old.rows
+        rows = FIRST_ROWS if old is None else 2 * old.rows
         while rows < live + more:
             rows *= 2
         rows = max(min(rows, self._most), live + more)
-        self._check_room(rows * self._schema.row_bytes)
+        # While they are copied, the old ones and the new ones are there.
+        try:
+            self._check_room(rows * self._schema.row_bytes + self.bytes)
+        except CapacityError:
+            rows = live + more
+            self._check_room(rows * self._schema.row_bytes + self.bytes)
         new = Shard(self._backend, self._schema, rows, self.at)
         if old is not None and live:
             kept = np.arange(self._first, self.stop) % old.rows

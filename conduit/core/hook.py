@@ -34,7 +34,10 @@ class HookOutput(Protocol):
 
 class Hook(Protocol):
     """What a hook declares. `per` says what one call must see together: "row" anything (it may be called on any split of
-    the rows), "trajectory" a list of whole fragments, "unit" a whole rollout unit. `rows` says whether it keeps the number of rows."""
+    the rows, and once more on ended rows with what their finals say in its place, where a next is derived from those),
+    "trajectory" a list of whole fragments, "unit" a whole rollout unit. `rows` says whether it keeps the number of rows.
+
+    How rows end is what was pushed: what a hook makes of leaves `terminated` and `truncated` changes nothing of that."""
 
     @property
     def stage(self) -> Stage: ...

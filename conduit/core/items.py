@@ -134,8 +134,10 @@ class NStep:
             raise SettingError(f"NStep(gamma={self.gamma!r}): expected a number in [0, 1]")
         if not isinstance(self.reward, str):
             raise SettingError(f"NStep(reward={self.reward!r}): expected the name of the reward leaf")
-        if isinstance(self.from_last, str) or not all(isinstance(name, str) for name in self.from_last):
-            raise SettingError(f"NStep(from_last={self.from_last!r}): expected names of leaves, such as ('next_obs',)")
+        names = self.from_last
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise SettingError(f"NStep(from_last={names!r}): expected names of leaves, such as ('next_obs',)")
+        object.__setattr__(self, "from_last", tuple(names))
 
     @property
     def most(self) -> int:

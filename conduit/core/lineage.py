@@ -37,7 +37,7 @@ class Lineage:
         self.links = Links(capacity)
         self.starts = Starts(capacity)
         self._following = following
-        self._candidates = Candidates(following.needs, int(following.needs_next))
+        self._candidates = Candidates(following.needs, int(following.needs_next), capacity)
         self._newest = np.zeros(0, np.int64)
         """By lane: its last row if that is open; else -1."""
         self._place = np.zeros(0, np.int64)

@@ -14,7 +14,7 @@ from conduit.core.experience import Field, Schema, map_leaves
 from conduit.core.items import Chance, Entries, Followed, Item, NStep, Row
 from conduit.core.lineage import Following
 from conduit.core.links import Links
-from conduit.core.signature import TERMINATED, TRUNCATED
+from conduit.core.signature import TERMINATED, TRUNCATED, top_level
 from conduit.errors import SchemaError, SettingError
 
 Keys = NDArray[np.int64]
@@ -56,6 +56,10 @@ class Returns:
         if each.dtype.kind not in "biuf":
             each = each.astype(np.float64)
         summed = np.einsum("nb,nbs->bs", self.weight, each)
+        if np.count_nonzero(np.isfinite(summed)) < summed.size:
+            # Nothing times infinity isn't nothing: of rewards that don't count, no trace must be left.
+            counted = np.where(self.weight[:, :, None] != 0.0, each, 0.0)
+            summed = np.einsum("nb,nbs->bs", self.weight, counted)
         return summed.reshape(entries, *rewards.shape[1:]).astype(return_dtype(rewards.dtype))
 
 
@@ -84,6 +88,8 @@ class Recipe:
     derive: Mapping[str, Derived] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.derive, Mapping):
+            object.__setattr__(self, "derive", dict(self.derive))
         if isinstance(self.item, type) or not isinstance(self.item, Item):
             raise SettingError(
                 f"item={self.item!r}: expected conduit.NStep(…), conduit.Sequence(…), conduit.Trajectory() or conduit.Row()"
@@ -102,6 +108,15 @@ class Recipe:
     def trivial(self) -> bool:
         """Whether entries are rows as they are stored: no link is needed."""
         return isinstance(self.item, Row) and not self.derive
+
+    def check_fits(self, capacity: int) -> None:
+        """SettingError where no entry could ever be drawn from a ring of `capacity` rows."""
+        needs = self.item.needs
+        if not needs.partial and needs.ahead > capacity:
+            raise SettingError(
+                f"{self.item}: an entry takes {needs.ahead:,} rows of an episode, and capacity={capacity:,} rows are kept, over all lanes: "
+                f"it could never be drawn. A capacity of {needs.ahead:,} or more, or pad=, would do"
+            )
 
     @property
     def following(self) -> Following:
@@ -123,7 +138,7 @@ class Composition:
     def __init__(self, recipe: Recipe, stored: Schema) -> None:
         self._recipe, self._item = recipe, recipe.item
         self._following = recipe.following
-        self._names = _top_level(stored) if not recipe.trivial else {}
+        self._names = top_level(stored) if not recipe.trivial else {}
         tree = stored.unflatten({path: path for path in stored.fields})
         for name in recipe.derive:
             if "/" in name:
@@ -228,7 +243,8 @@ class Composition:
         discount = self._discounts.take(entries.steps)
         discount[links.terminated(entries.last)] = 0.0
         made = {DISCOUNT: discount, STEPS: entries.steps.astype(np.int32)}
-        return made, Returns(item.reward, entries.chain.T.reshape(-1), self._weights.take(entries.steps, axis=1))
+        weight = np.where(np.arange(item.most)[:, None] < entries.steps, self._powers[:-1, None], 0.0)
+        return made, Returns(item.reward, entries.chain.T.reshape(-1), weight)
 
     def _n_step(self, item: NStep, stored: Schema) -> dict[str, Field]:
         """Sorts the leaves by the row that they come from. Returns the fields that an entry has beside the stored ones."""
@@ -251,14 +267,12 @@ class Composition:
                 "NStep needs to know what to bootstrap from: push 'next_obs' with every row, name other leaves in from_last=, or derive it: "
                 "derive={'next_obs': conduit.Next('obs')}"
             )
-        powers = item.gamma ** np.arange(item.most + 1.0)
-        self._discounts = powers.astype(np.float32)
-        """By m: gamma^m."""
-        self._weights = (np.tri(item.most + 1, item.most, -1) * powers[:-1]).T.copy()
-        """By i and m: gamma^i for the first m rewards of a chain, 0 for the others."""
+        self._powers = item.gamma ** np.arange(item.most + 1.0)
+        self._discounts = self._powers.astype(np.float32)
         own = [path for path in self._plain if path != item.reward]
-        self._from_last = tuple(path for path in own if path.split("/")[0] in last)
-        self._plain = tuple(path for path in own if path.split("/")[0] not in last)
+        from_last = {path for name in last for path in self._names[name]}
+        self._from_last = tuple(path for path in own if path in from_last)
+        self._plain = tuple(path for path in own if path not in from_last)
         return {
             item.reward: Field(reward.shape, return_dtype(reward.dtype)),
             DISCOUNT: Field((), np.dtype(np.float32)),
@@ -274,21 +288,6 @@ class Composition:
 def return_dtype(reward: np.dtype[Any]) -> np.dtype[Any]:
     """Of sums of rewards: the reward's own if it is a float, else float32."""
     return np.dtype(np.float32) if reward.kind in "biu" else reward
-
-
-def _top_level(stored: Schema) -> dict[str, tuple[str, ...]]:
-    """The leaves' paths by the name that they have, or that their subtree has, at the top."""
-    tree = stored.unflatten({path: path for path in stored.fields})
-    if type(tree) is not dict or not all(isinstance(name, str) for name in tree):
-        raise SchemaError(
-            f"items and derived leaves need rows that are a dict of names at the top; got {stored.structure}"
-        )
-    names: dict[str, tuple[str, ...]] = {}
-    for name, subtree in tree.items():
-        paths: list[str] = []
-        map_leaves(paths.append, subtree)
-        names[name] = tuple(paths)
-    return names
 
 
 def _positions(mask: NDArray[np.bool_]) -> Keys | None:

@@ -241,6 +241,8 @@ def too_few(window: Window, starts: Starts | None, rows: int) -> str | None:
     if starts is not None:
         if starts.count >= rows:
             return None
+        if starts.count == len(window):
+            return f"{len(window)} rows are visible and a batch needs {rows}: push {rows - len(window)} more"
         return (
             f"{starts.count} of {len(window)} visible rows can start an entry of a batch by now, and a batch needs {rows}: "
             "the others wait for the rows that come after them, or lack them for good"

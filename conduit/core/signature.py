@@ -49,6 +49,8 @@ class Signature:
     ) -> None:
         self._copies = copies
         self._finals_of = frozenset(finals_of)
+        self._needed: tuple[Schema, list[str]] | None = None
+        """Of a schema: the leaves that every final has to bring."""
         self._to_numpy = to_numpy
         self._prioritized = prioritized
         self._highest_priority = highest_priority
@@ -216,8 +218,13 @@ class Signature:
 
     def _check_enough(self, schema: Schema, final: Final, where: str) -> None:
         """The final has all that a next is derived from."""
-        needed = [path for path in schema.fields if path.split("/")[0] in self._finals_of] if self._finals_of else []
-        brings = leaf_paths(optree.tree_structure(final)) if needed else ()
+        if not self._finals_of:
+            return
+        if self._needed is None or self._needed[0] is not schema:
+            names = top_level(schema)
+            self._needed = schema, [path for name in names if name in self._finals_of for path in names[name]]
+        needed = self._needed[1]
+        brings = leaf_paths(optree.tree_structure(final))
         missing = [path for path in needed if path not in brings]
         if missing:
             raise SchemaError(
@@ -346,3 +353,14 @@ def _resolve_end(asked: str | End, said: End, leaves: Mapping[str, Array]) -> En
 
 def _row(tree: Final, place: int) -> Final:
     return map_leaves(lambda leaf: leaf[place], tree)
+
+
+def top_level(schema: Schema) -> dict[str, tuple[str, ...]]:
+    """The leaves' paths by the name that they have, or that their subtree has, at the top of a row. SchemaError unless that
+    is a dict of names."""
+    tree = schema.unflatten({path: path for path in schema.fields})
+    if type(tree) is not dict or not all(isinstance(name, str) for name in tree):
+        raise SchemaError(
+            f"items and derived leaves need rows that are a dict of names at the top; got {schema.structure}"
+        )
+    return {name: tuple(optree.tree_leaves(subtree)) for name, subtree in tree.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections import deque
@@ -132,7 +133,9 @@ class Inbox:
                 self._wait_done(ticket)
             raise
         if ticket.error is not None:
-            raise ticket.error
+            # What stopped the store, be it another thread's Ctrl-C, is said in the store's words; the rest is of these rows.
+            self._halt.check()
+            raise copy.copy(ticket.error)
         return ticket.done
 
     def _wait_in_queue(self, ticket: _Ticket, deadline_s: float) -> None:

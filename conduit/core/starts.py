@@ -11,7 +11,7 @@ from conduit.core.ring import Window
 Keys = NDArray[np.int64]
 
 MOST_TRIES = 1 << 16
-"""A draw tries at most about this many rows before it counts through the window instead."""
+"""A draw tries at most about this many rows, or an eighth of the window, before it counts through the window instead."""
 
 _BLOCK = 1 << 16
 
@@ -63,7 +63,8 @@ class Starts:
         takes too long, the n-th drawable one is counted out instead: as fair, and it always ends."""
         found: list[Keys] = []
         need = rows
-        while need and need * len(window) <= MOST_TRIES * self.count:
+        most = max(MOST_TRIES, len(window) >> 3)
+        while need and need * len(window) <= most * self.count:
             tries = int(1.1 * need * len(window) / self.count) + 8
             keys = window.first + (random.random(tries) * len(window)).astype(np.int64)
             good = self._drawable.take(keys % self._capacity)

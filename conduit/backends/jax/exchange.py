@@ -51,12 +51,20 @@ def accept(arrays: Mapping[str, Any], target: Target) -> dict[str, jax.Array]:
         return put(arrays, _wanted(target))
     sharding = _checked_sharding(target)
     own = {path: _importable(path, array) for path, array in arrays.items()}
+    split = {path: _leading(sharding, array.ndim) for path, array in own.items()}
     for path, array in own.items():
         try:
-            sharding.shard_shape(array.shape)
-        except ValueError as error:
-            raise HandOverError(f"{path!r} of shape {array.shape} can't be split as {sharding}: {error}") from error
-    return jax.device_put(own, sharding)
+            split[path].shard_shape(array.shape)
+        except (ValueError, IndexError) as error:
+            raise HandOverError(f"{path!r} of shape {array.shape} can't be split as {split[path]}: {error}") from error
+    return jax.device_put(own, split)
+
+
+def _leading(sharding: jax.sharding.Sharding, axes: int) -> jax.sharding.Sharding:
+    """What a sharding says of the leading `axes`: of a batch that is split by entries and by time, weights have no time."""
+    if isinstance(sharding, jax.sharding.NamedSharding) and len(sharding.spec) > axes:
+        return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec[:axes]))
+    return sharding
 
 
 def put(arrays: Mapping[str, Any], device: Any) -> dict[str, jax.Array]:
