@@ -184,7 +184,7 @@ class Store:
         self, rank: int = 0, world: int = 1, *, to: str | None = None, device: Any = None, sharding: Any = None
     ) -> Learner:
         """Learner `rank` of `world`, each made once. Batches come `to` "numpy", "torch" or "jax" (by default as the backend's
-        own), on `device`, or for JAX split by `sharding` into one global array."""
+        own), on `device`, or for JAX split by `sharding` into one global array: a leaf with fewer axes by the sharding's first ones."""
         self._halt.check()
         target = Target(to or self._backend.framework, device, sharding)
         self._backend.landing(target)

@@ -44,7 +44,7 @@ class SampleInfo:
         weight: Any,
         mask: Any = None,
     ) -> None:
-        """`weight`: an array, or a function that makes it when it is asked for."""
+        """`weight`, `mask`: an array, or a function that makes it when it is asked for."""
         self.number = number
         """Which global batch this is; `Store.sample` counts its own."""
         self.keys = keys
@@ -73,7 +73,10 @@ class SampleInfo:
     def mask(self) -> Any:
         """(B, T) bool, of the batch's own framework, where the batch is: True for rows, False for padding; None where an entry
         has no T axis."""
-        return self._mask
+        mask = self._mask
+        if callable(mask):
+            self._mask = mask = mask()
+        return mask
 
     @property
     def probability(self) -> NDArray[np.float64]:
@@ -98,9 +101,9 @@ class SampleInfo:
         return self._policy_version
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """For pickle and copy: with the weights made."""
+        """For pickle and copy: with all made."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        return None, {**values, "_weight": self.weight}
+        return None, {**values, "_weight": self.weight, "_mask": self.mask}
 
     def __repr__(self) -> str:
         return f"SampleInfo(number={self.number}, keys={self.keys}, frontier={self.frontier}, priority_lag={self.priority_lag})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -231,12 +231,18 @@ class Delivery:
             probability=draw.probability,
             priority=draw.priority,
             policy_version=chosen.version,
-            weight=arrays[_WEIGHT]
-            if _WEIGHT in extra
-            else partial(_even_weights, self._backend, self._landing, self._target, len(draw.keys)),
-            mask=arrays.get(_MASK),
+            weight=arrays[_WEIGHT] if _WEIGHT in extra else self._ones(len(draw.keys), np.float32),
+            mask=self._mask(chosen.selection, arrays),
         )
         return Staged(Batch(schema.unflatten(arrays), info), tuple(on_device))
+
+    def _mask(self, selection: Selection, arrays: Mapping[str, Any]) -> Any:
+        if selection.shape is None:
+            return None
+        return self._ones(selection.shape, np.bool_) if selection.mask is None else arrays[_MASK]
+
+    def _ones(self, shape: int | tuple[int, ...], dtype: Any) -> Callable[[], Any]:
+        return partial(_ones, self._backend, self._landing, self._target, shape, dtype)
 
     def _transform(self, schema: Schema, columns: Columns[Any], landing: Endpoint) -> tuple[Schema, Columns[Any]]:
         """What the hooks make of a batch on the host, at `landing`."""
@@ -257,7 +263,7 @@ class Delivery:
         return written, Columns(landing, {**arrays, **copied}, columns.rows)
 
 
-def _even_weights(backend: Backend[Any], landing: Endpoint, target: Target, rows: int) -> Any:
-    """Weights of 1, where the learner's batches are. A batch that nobody asked for them holds on to this, not to the store."""
-    weight = backend.adopt({_WEIGHT: np.ones(rows, np.float32)}, landing)
-    return backend.hand_over(weight, target)[_WEIGHT]
+def _ones(backend: Backend[Any], landing: Endpoint, target: Target, shape: int | tuple[int, ...], dtype: Any) -> Any:
+    """Ones where the learner's batches are. A batch that nobody asked for them holds on to this, not to the store."""
+    ones = backend.adopt({_WEIGHT: np.ones(shape, dtype)}, landing)
+    return backend.hand_over(ones, target)[_WEIGHT]

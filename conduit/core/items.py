@@ -186,9 +186,10 @@ class Sequence:
 
     def entries(self, keys: Keys, followed: Followed, chance: Chance) -> Entries:
         chain, count = followed.chain(keys, self.needs.ahead)
-        rows = chain[:, :: self.stride]
-        count = (count - 1) // self.stride + 1
-        whole = count.min(initial=self.length) == self.length
+        rows = chain if self.stride == 1 else chain[:, :: self.stride]
+        whole = int(np.minimum.reduce(count)) == self.needs.ahead
+        if not whole:
+            count = (count - 1) // self.stride + 1
         if not whole and self.stride > 1:
             # Of a chain cut short, the last row may lie between two strides.
             rows = _filled(rows, count)
@@ -202,7 +203,7 @@ class Sequence:
             rows = np.concatenate([filled, rows], axis=1)
             trained = np.ones((len(keys), self.length), np.bool_) if real is None else real
             real = np.concatenate([behind <= there[:, None], trained], axis=1)
-        return Entries(rows, rows[:, -1], np.ones(rows.shape, np.bool_) if real is None else real)
+        return Entries(rows, rows[:, -1], real)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,12 +65,14 @@ class Returns:
 
 @dataclass(slots=True)
 class Selection:
-    """All that one batch is made of. `made`: leaves that are known already. `mask`: (B, T), which rows are real."""
+    """All that one batch is made of. `made`: leaves that are known already. `shape`: (B, T), where entries have a time axis, and
+    `mask`: which of their rows are real, None for all."""
 
     gathers: tuple[Gather, ...]
     returns: Returns | None = None
     made: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     mask: NDArray[np.bool_] | None = None
+    shape: tuple[int, int] | None = None
 
     def oldest(self) -> int:
         """The oldest row that is read."""
@@ -180,7 +182,7 @@ class Composition:
         gathers = [Gather(self._plain, self._plain, entries.rows.reshape(-1), entries.rows.shape, blank=blank)]
         if self._from_last:
             gathers.append(Gather(self._from_last, self._from_last, entries.last, entries.last.shape))
-        nexts = entries.rows if entries.real is not None else entries.last
+        nexts = entries.last if entries.rows.ndim == 1 else entries.rows
         stacks: dict[tuple[int, int], tuple[Keys, NDArray[np.bool_]]] = {}
         for derived, fields, paths in self._derived:
             of = nexts if isinstance(derived, Next) else entries.rows
@@ -188,7 +190,8 @@ class Composition:
             gathers.append(Gather(fields, paths, *made))
         gathers = [gather for gather in gathers if gather.fields]
         if not isinstance(self._item, NStep):
-            return Selection(tuple(gathers), mask=entries.real)
+            shape = entries.rows.shape if entries.rows.ndim == 2 else None
+            return Selection(tuple(gathers), mask=entries.real, shape=shape)
         made, returns = self._returns(self._item, entries, links)
         return Selection(tuple(gathers), returns, made)
 
