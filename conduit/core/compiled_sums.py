@@ -9,28 +9,15 @@ from the end either; and loops have no branches that the processor would guess w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 import numba
 import numpy as np
 
+from conduit.core.machine_code import compiled
+
 _TREE = "float64[::1], int64[::1]"
 _BITS = 4
-
-
-def _compiled(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compiles at once, for one signature: no call waits for it later."""
-
-    def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
-        try:
-            return numba.njit(signature, cache=True)(loop)
-        except (RuntimeError, OSError):
-            # No folder that numba may write its cache to, as in a read-only installation.
-            return numba.njit(signature)(loop)
-
-    return compiled
 
 
 # Pairs, then pairs of pairs, as NumPy's path has it: floating-point sums depend on their order.
@@ -70,11 +57,7 @@ def _step(rest: Any, left: Any) -> Any:
     return right, np.int64((after & right) | (np.float64(rest).view(np.int64) & ~right)).view(np.float64)
 
 
-if isinstance(_sum_2, FunctionType):
-    raise ImportError("numba is switched off: NUMBA_DISABLE_JIT")
-
-
-@_compiled(f"float64({_TREE}, int64[::1])")
+@compiled(f"float64({_TREE}, int64[::1])")
 def climb(nodes: Any, starts: Any, index: Any) -> Any:
     """Recomputes all that is above leaves `index`. Returns nothing of use."""
     touched = 0.0
@@ -89,7 +72,7 @@ def climb(nodes: Any, starts: Any, index: Any) -> Any:
     return touched
 
 
-@_compiled(f"void({_TREE}, int64, int64)")
+@compiled(f"void({_TREE}, int64, int64)")
 def climb_range(nodes: Any, starts: Any, start: int, stop: int) -> None:
     """Recomputes all that is above leaves [start, stop)."""
     for level in range(len(starts) - 1):
@@ -99,7 +82,7 @@ def climb_range(nodes: Any, starts: Any, start: int, stop: int) -> None:
             nodes[np.uint64(above + node)] = _sum_16(nodes, below + (node << _BITS))
 
 
-@_compiled("void(float64[::1], float64[::1])")
+@compiled("void(float64[::1], float64[::1])")
 def accumulate(roots: Any, sums: Any) -> None:
     """`sums[i]`: of the roots before i."""
     total = 0.0
@@ -108,7 +91,7 @@ def accumulate(roots: Any, sums: Any) -> None:
         sums[i + 1] = total
 
 
-@_compiled(f"float64({_TREE}, float64[::1], float64[::1], float64, int64[::1], float64[::1])")
+@compiled(f"float64({_TREE}, float64[::1], float64[::1], float64, int64[::1], float64[::1])")
 def descend(nodes: Any, starts: Any, sums: Any, masses: Any, most: float, index: Any, values: Any) -> Any:
     """Puts the leaf of each mass, or of `most` if that is less, and its value into `index` and `values`. Returns how many
     values are 0."""

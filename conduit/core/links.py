@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.episodes import End
+from conduit.core.machine_code import load
 
 Keys = NDArray[np.int64]
 
@@ -32,6 +33,8 @@ class Links:
         self._end = np.zeros(capacity, np.uint8)
         self.oldest = 0
         """The first live key."""
+        # Compiled for int32 links.
+        self._kernels = load("compiled_links") if dtype == np.int32 else None
 
     def put(self, first: int, ends: NDArray[np.uint8]) -> None:
         """Rows [first, first + len(ends)) are there; nothing is known of what is before and after them. At most as many as slots."""
@@ -128,6 +131,11 @@ class Links:
     ) -> tuple[Keys, NDArray[np.int64]]:
         if rows == 1:
             return keys[:, None], np.ones(len(keys), np.int64)
+        if self._kernels is not None:
+            path, count = np.empty((rows, len(keys)), np.int64), np.empty(len(keys), np.int64)
+            path[0] = keys
+            self._kernels.follow(links, sign, self.oldest, path, count)
+            return path.T, count
         # Lanes that are pushed in lockstep have all their rows at one distance: guessed, and then each link is checked. Laid out
         # by step, then by entry: NumPy is quick along the longer axis.
         slots = keys % self._capacity

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from itertools import pairwise
 from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
+
+from conduit.core.machine_code import load
 
 MOST_ROOTS = 4096
 """The tree is cut here: a cumulative sum over this many nodes is as cheap as the levels it replaces."""
@@ -25,15 +26,8 @@ Index = NDArray[np.int64]
 
 
 def compiled() -> ModuleType | None:
-    """`conduit.core.compiled_sums` where numba is there, and the environment doesn't say CONDUIT_NUMBA=0. Results are the same
-    either way."""
-    if os.environ.get("CONDUIT_NUMBA") == "0":
-        return None
-    try:
-        from conduit.core import compiled_sums
-    except ImportError:
-        return None
-    return compiled_sums
+    """`conduit.core.compiled_sums`, or None for NumPy. Results are the same either way."""
+    return load("compiled_sums")
 
 
 class PriorityTree:

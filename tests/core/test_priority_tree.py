@@ -284,7 +284,8 @@ def test_without_numba_there_are_no_compiled_sums(monkeypatch):
 
 
 def run(code: str, **environment: object) -> str:
-    environ = os.environ | {name: str(value) for name, value in environment.items()}
+    environ = {name: value for name, value in os.environ.items() if name != "CONDUIT_NUMBA"}
+    environ |= {name: str(value) for name, value in environment.items()}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True, timeout=110
     )
