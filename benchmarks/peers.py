@@ -4,8 +4,9 @@
     python benchmarks/peers.py --env flock=DIR/flock/bin/python --env rllib=… --env reverb=…
                                [--only TEXT …] [--rounds 300] [--quick] [--threads N]
 
-The peers' releases clash, so each environment has a worker process (`peers/worker.py`), which holds its contenders, a
-limit and a naive ring, and times one call on command. A round calls every contender of every worker once, in an order
+The peers' releases clash, and what one leaves behind in a process (threads that go on spinning, caches) costs another, so
+each peer has a worker process of its own (`peers/worker.py`) in its environment, which holds its contenders, a limit and a
+naive ring, and times one call on command. A round calls every contender of every worker once, in an order
 that changes each round: what slows the machine down for a while slows all of them. Contenders that take more than 20 ms
 join every tenth round. Ratios are to the limit of the same worker in the same round.
 
@@ -34,7 +35,7 @@ from measure import machine, save
 from peers.environments import make
 from peers.workloads import LIMIT, RING, WORKLOADS, Workload
 
-PEERS = ("conduit", "torchrl", "cpprb", "flashbax", "sb3", "tianshou", "rllib", "reverb")
+PEERS = ("conduit-torch", "conduit-jax", "torchrl", "cpprb", "flashbax", "sb3", "tianshou", "rllib", "reverb")
 SLOW_S, SLOW_EVERY = 0.02, 10
 QUICK_ROUNDS, QUICK_ROWS = 20, 100_000
 
@@ -197,17 +198,23 @@ def show(work: Workload, figures: Mapping[str, Any]) -> None:
 def hire(environments: Mapping[str, str], threads: int | None) -> tuple[list[Worker], dict[str, Any], list[str]]:
     """Starts the workers. A peer that several environments have belongs to the first. Returns the workers, what each
     offers, and the peers that nobody has."""
-    workers = [Worker(name, python, threads) for name, python in environments.items()]
+    asked = [Worker(name, python, threads) for name, python in environments.items()]
+    workers: list[Worker] = []
     offers: dict[str, Any] = {}
     missing: list[str] = list(PEERS)
-    for worker in workers:
-        worker.tell("offer")
-    for worker in workers:
-        offer = worker.hear()
-        worker.peers = [peer for peer in missing if peer in offer["peers"]]
-        missing = [peer for peer in missing if peer not in worker.peers]
-        offers[worker.name] = {**offer, "peers": {peer: offer["peers"][peer] for peer in worker.peers}}
-    return [worker for worker in workers if worker.peers], offers, missing
+    for each in asked:
+        each.tell("offer")
+    for each in asked:
+        offer = each.hear()
+        each.stop()
+        own = [peer for peer in missing if peer in offer["peers"]]
+        missing = [peer for peer in missing if peer not in own]
+        offers[each.name] = {**offer, "peers": {peer: offer["peers"][peer] for peer in own}}
+        for peer in own:
+            worker = Worker(peer, environments[each.name], threads)
+            worker.peers = [peer]
+            workers.append(worker)
+    return workers, offers, missing
 
 
 def main() -> None:

@@ -55,9 +55,7 @@ class Home:
         return data
 
 
-HOST = (Home("torch"), Home("jax"))
 # Rows on placement="device:0" were tried for JAX: on a CPU the compiled gather took 1.6 to 4 times as long as pageable rows do.
-NO_NUMBA = (Home("torch", numba=False),) if importlib.util.find_spec("numba") else ()
 
 
 def _store(work: Workload, home: Home) -> Store:
@@ -87,7 +85,7 @@ def _draws(work: Workload, home: Home) -> list[Contender]:
     learner = store.learner()
     _check(work, learner.pull())
     found = [Contender(home.named("pull"), lambda: home.there(learner.pull()), close=store.close)]
-    if work.kind == "uniform" and home in HOST:
+    if work.kind == "uniform":
         found.append(Contender(home.named("sample"), lambda: home.there(store.sample(work.count))))
     return found
 
@@ -156,17 +154,22 @@ def _plainly(work: Workload, rows: Rows, start: int) -> dict[str, Any]:
     }
 
 
+def peer(backend: str) -> Peer:
+    """Conduit with one backend, for a process in which the other isn't even imported."""
+    plain = (Home(backend),)
+    both = (*plain, Home(backend, numba=False)) if importlib.util.find_spec("numba") else plain
+    builders: dict[str, Builder] = {
+        "uniform": _at_each(plain, _draws),
+        "sequence": _at_each(both, _draws),
+        "n_step": _at_each(both, _draws),
+        "prioritized": _at_each(both, _prioritized),
+        "push": _at_each(plain, _push),
+        "push_prioritized": _at_each(both, _push),
+        "push_linked": _at_each(both, _push_linked),
+    }
+    name = f"conduit-{backend}"
+    return Peer(name, (backend, "optree", "conduit"), ("conduit-rl", backend, "numba"), builders)
+
+
 def _at_each(homes: tuple[Home, ...], build: Callable[[Workload, Home], list[Contender]]) -> Builder:
     return lambda work: [contender for home in homes for contender in build(work, home)]
-
-
-BUILDERS: dict[str, Builder] = {
-    "uniform": _at_each(HOST, _draws),
-    "sequence": _at_each((*HOST, *NO_NUMBA), _draws),
-    "n_step": _at_each((*HOST, *NO_NUMBA), _draws),
-    "prioritized": _at_each((*HOST, *NO_NUMBA), _prioritized),
-    "push": _at_each(HOST, _push),
-    "push_prioritized": _at_each((*HOST, *NO_NUMBA), _push),
-    "push_linked": _at_each((*HOST, *NO_NUMBA), _push_linked),
-}
-PEER = Peer("conduit", ("torch", "jax", "optree", "conduit"), ("conduit-rl", "torch", "jax", "numba"), BUILDERS)

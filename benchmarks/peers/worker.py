@@ -23,7 +23,7 @@ from typing import Any
 
 from workloads import Contender, Peer, Workload, bytes_of, yardsticks
 
-FILES = ("conduit", "torchrl", "cpprb", "flashbax", "sb3", "tianshou", "rllib", "reverb")
+FILES = ("conduit_torch", "conduit_jax", "torchrl", "cpprb", "flashbax", "sb3", "tianshou", "rllib", "reverb")
 
 
 class Worker:

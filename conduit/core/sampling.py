@@ -86,7 +86,7 @@ class DrawStream:
         self._bits = np.random.Philox(np.random.SeedSequence(seed))
         self._state = self._bits.state
         self._generator = np.random.Generator(self._bits)
-        self._ahead = _Ahead(0, 0, 0, np.zeros((0, 0)))
+        self._ahead: dict[tuple[int, int], _Ahead] = {}
 
     def at(self, number: int, stream: int = 0) -> np.random.Generator:
         """A generator for batch `number`. Valid until the next call of either method."""
@@ -94,17 +94,20 @@ class DrawStream:
 
     def fractions(self, number: int, rows: int, stream: int = 0) -> Floats:
         """`rows` numbers in [0, 1) for batch `number`, not to be changed. They don't depend on what was asked before; who asks
-        for one batch after the other gets them from a block that was made together."""
-        ahead = self._ahead
+        for one batch after the other gets them from blocks that are made together, larger ones as it goes on."""
+        ahead = self._ahead.get((rows, stream), _NOTHING)
         place = number - ahead.first
-        if ahead.rows != rows or ahead.stream != stream or not 0 <= place < len(ahead.numbers):
+        if not 0 <= place < len(ahead.numbers):
             # A counter gives four numbers. Batches of one size follow each other along the first counter word, from 0 on.
             counters = -(-rows // 4)
-            follows = ahead.rows == rows and ahead.stream == stream and 0 <= place - len(ahead.numbers) < _FOLLOWS
-            batches = max(1, _AHEAD // (4 * counters)) if follows else 1
+            follows = 0 <= place - len(ahead.numbers) < _FOLLOWS
+            most = max(1, _AHEAD // (4 * counters))
+            batches = min(max(1, 2 * len(ahead.numbers)), most) if follows else 1
             random = self._set(number * counters, rows, 0, stream)
             numbers = random.random(batches * 4 * counters).reshape(batches, 4 * counters)
-            self._ahead = ahead = _Ahead(number, rows, stream, numbers)
+            if len(self._ahead) >= _KINDS:
+                del self._ahead[next(iter(self._ahead))]
+            self._ahead[rows, stream] = ahead = _Ahead(number, numbers)
             place = 0
         return ahead.numbers[place, :rows]
 
@@ -118,15 +121,16 @@ class DrawStream:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Fractions of batches `first`, first + 1, … of `rows` rows each."""
+    """Fractions of batches `first`, first + 1, … of one size and stream."""
 
     first: int
-    rows: int
-    stream: int
     numbers: Floats
 
 
-_AHEAD = 1 << 14
+_NOTHING = _Ahead(0, np.zeros((0, 0)))
+_KINDS = 8
+"""For how many sizes and streams blocks are kept."""
+_AHEAD = 1 << 12
 """How many fractions are made together at most, by and large."""
 _FOLLOWS = 64
 """A batch that is at most so many behind the block goes on with it: a learner among others takes every so-manieth."""

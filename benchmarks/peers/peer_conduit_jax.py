@@ -1,0 +1,5 @@
+"""Conduit's JAX backend."""
+
+from peer_conduit import peer
+
+PEER = peer("jax")

@@ -1,0 +1,5 @@
+"""Conduit's PyTorch backend."""
+
+from peer_conduit import peer
+
+PEER = peer("torch")
