@@ -190,8 +190,7 @@ class ExperienceBuffer:
         """Whether what was selected is read to `to` in less time than a lease on it takes."""
         if not self._on_host or not to.is_host:
             return False
-        rows = sum(len(gather.keys) for selection in selections for gather in selection.gathers)
-        return self._row_bytes * rows <= _QUICK_BYTES
+        return self._row_bytes * sum(selection.rows() for selection in selections) <= _QUICK_BYTES
 
     def version_of(self, keys: Keys) -> NDArray[np.int64]:
         """The policy version of live rows; in a turn."""

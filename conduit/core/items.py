@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Names
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,8 @@ class Entries:
     real: Mask | None = None
     chain: Keys | None = None
     steps: NDArray[np.int64] | None = None
+    blank: bool = False
+    """Whether what only fills a place becomes zeros; else it stays the row that stands there."""
 
 
 @dataclass(slots=True)
@@ -203,7 +205,7 @@ class Sequence:
             rows = np.concatenate([filled, rows], axis=1)
             trained = np.ones((len(keys), self.length), np.bool_) if real is None else real
             real = np.concatenate([behind <= there[:, None], trained], axis=1)
-        return Entries(rows, rows[:, -1], real)
+        return Entries(rows, rows[:, -1], real, blank=self.pad != "repeat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +218,6 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         check_at_least("Trajectory", "multiple", self.multiple, 1)
-
-    @property
-    def pad(self) -> Literal["zero"]:
-        return "zero"
 
     @property
     def needs(self) -> Needs:
@@ -236,7 +234,7 @@ class Trajectory:
             rows *= 2
         longest = -(-longest // self.multiple) * self.multiple
         chain = chain[:, :longest] if longest <= rows else np.pad(chain, ((0, 0), (0, longest - rows)), mode="edge")
-        return Entries(chain, chain[:, -1], np.arange(longest) < count[:, None])
+        return Entries(chain, chain[:, -1], np.arange(longest) < count[:, None], blank=True)
 
 
 def _filled(rows: Keys, count: NDArray[np.int64]) -> Keys:

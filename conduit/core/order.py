@@ -104,31 +104,21 @@ class Order:
 
     def settle(self, turn: Turn, deadline_s: float | None) -> bool:
         """Waits until an action has run or been withdrawn (True), or was passed over because it isn't ready (False)."""
-        if turn.begun:
-            self._halt.check()
-            return True
-        with self.changed:
-            self._halt.wait(
-                self.changed,
-                lambda: turn.begun or turn.withdrawn or turn.passed_over,
-                deadline_s,
-                lambda: "rows that were pushed before are still being ingested",
-            )
-            return turn.begun or turn.withdrawn
+        why = "rows that were pushed before are still being ingested"
+        self._await(turn, lambda: turn.begun or turn.withdrawn or turn.passed_over, deadline_s, why)
+        return turn.begun or turn.withdrawn
 
     def wait(self, turn: Turn, deadline_s: float | None) -> bool:
         """Waits until an action has run; False if it was withdrawn instead."""
+        self._await(turn, lambda: turn.begun or turn.withdrawn, deadline_s, "its turn has not come")
+        return turn.begun
+
+    def _await(self, turn: Turn, until: Callable[[], bool], deadline_s: float | None, why: str) -> None:
         if turn.begun:
             self._halt.check()
-            return True
+            return
         with self.changed:
-            self._halt.wait(
-                self.changed,
-                lambda: turn.begun or turn.withdrawn,
-                deadline_s,
-                lambda: "its turn has not come",
-            )
-            return turn.begun
+            self._halt.wait(self.changed, until, deadline_s, lambda: why)
 
     def withdraw(self, turn: Turn) -> bool:
         """Gives up an action that has not run yet; whether that was in time."""

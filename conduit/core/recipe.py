@@ -30,8 +30,8 @@ DISCOUNT, STEPS = "discount", "n_step"
 class Gather:
     """Rows `keys` of some stored leaves, as leaves of a batch.
 
-    `fields`: the stored leaves' paths, `paths`: what they are called in the batch. `axes`: the batch's leading axes, whose product is the number of keys.
-    `ended`: positions among the keys whose row is a final's, and which final's. `blank`: positions that are zeros."""
+    `fields`: the stored leaves' paths, `paths`: what they are called in the batch. `axes`: the batch's leading axes,
+    whose product is the number of keys. `ended`: positions among the keys whose row is a final's, and which final's. `blank`: positions that are zeros."""
 
     fields: tuple[str, ...]
     paths: tuple[str, ...]
@@ -73,6 +73,11 @@ class Selection:
     made: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     mask: NDArray[np.bool_] | None = None
     shape: tuple[int, int] | None = None
+
+    def rows(self) -> int:
+        """How many rows are read, each of some leaves."""
+        rows = sum(len(gather.keys) for gather in self.gathers)
+        return rows if self.returns is None else rows + len(self.returns.keys)
 
     def oldest(self) -> int:
         """The oldest row that is read."""
@@ -177,7 +182,7 @@ class Composition:
         followed = Followed(links, self._following.needs_next, self._following.depth)
         entries = self._item.entries(keys, followed, chance)
         blank = None
-        if entries.real is not None and getattr(self._item, "pad", None) != "repeat":
+        if entries.real is not None and entries.blank:
             blank = _positions(~entries.real)
         gathers = [Gather(self._plain, self._plain, entries.rows.reshape(-1), entries.rows.shape, blank=blank)]
         if self._from_last:

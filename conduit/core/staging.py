@@ -51,15 +51,14 @@ class Group:
 
 
 class _Ticket:
-    """Somebody's place in the queue for an inbox that is in use in line. `take`: what puts his rows in, if another may do it
-    for him; `done`: they have been ingested, or `error` says why not."""
+    """Somebody's place in the queue for an inbox that is in use in line. `take`: what puts the rows in, if another thread
+    may do it; `done`: they have been ingested, or `error` says why not."""
 
-    __slots__ = ("done", "error", "group", "take", "taken")
+    __slots__ = ("done", "error", "take", "taken")
 
     def __init__(self, take: Callable[[], None] | None) -> None:
         self.take = take
         self.taken = self.done = False
-        self.group: Group | None = None
         self.error: BaseException | None = None
 
 
@@ -87,9 +86,9 @@ class Inbox:
         self._claimed: Group | None = None
         self._queue: deque[_Ticket] = deque()
         self._guest: _Ticket | None = None
-        """Whose group the claimant ingests, if not his own."""
+        """Whose group the claimant ingests, if not its own."""
         self._to_serve = 0
-        """How many more of the queue the claimant serves: those who came while he ingested his own group."""
+        """How many more of the queue the claimant serves: those who came while it ingested its own group."""
         self.starving = 0
         """How many learners wait for rows that are not there: while any does, nothing is held back or gathered into groups."""
 
@@ -120,7 +119,7 @@ class Inbox:
 
     def serves(self, take: Callable[[], None], deadline_s: float) -> bool:
         """Whether somebody else has put in what `take` puts in, and ingested it: in line, where others are at work, whoever is
-        ingesting serves those who came meanwhile before he goes on, for waking each of them would take longer than their rows
+        ingesting serves those who came meanwhile before going on, for waking each of them would take longer than their rows
         do. False: it is the caller's turn, who holds `changed`."""
         if not self._in_line or (self._claimant is None and not self._queue):
             return False

@@ -15,6 +15,7 @@ from conduit.core.ring import Window
 from conduit.core.sampling import Sampler
 from conduit.core.starts import Starts
 from conduit.errors import SettingError
+from tests.core.frequencies import assert_fits
 
 CAPACITY = 64
 has_numba = importlib.util.find_spec("numba") is not None
@@ -37,15 +38,6 @@ def prioritized(raw: np.ndarray | None = None, seed: int = 0, capacity: int = CA
 def drawn(sampler: Sampler, number: int, rows: int, window: Window) -> Any:
     """A draw, of which all is arrays."""
     return sampler.draw(number, rows, window)
-
-
-def assert_fits(counts: np.ndarray, probability: np.ndarray) -> None:
-    """Chi-square at 0.1 %, its quantile by Wilson and Hilferty."""
-    assert len(counts) == len(probability)
-    expected = counts.sum() * probability
-    free = len(counts) - 1
-    most = free * (1 - 2 / (9 * free) + 3.09 * np.sqrt(2 / (9 * free))) ** 3
-    assert ((counts - expected) ** 2 / expected).sum() < most
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])

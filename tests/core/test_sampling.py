@@ -11,6 +11,7 @@ from conduit.core.prioritized import Prioritized
 from conduit.core.ring import Window
 from conduit.core.sampling import DrawStream, Shuffled, Uniform
 from conduit.errors import PriorityError
+from tests.core.frequencies import assert_fits
 
 CAPACITY = 64
 
@@ -18,15 +19,6 @@ CAPACITY = 64
 def assert_same(one, other) -> None:
     for name in ("keys", "probability", "weight", "priority"):
         assert np.asarray(getattr(one, name)).tobytes() == np.asarray(getattr(other, name)).tobytes(), name
-
-
-def assert_fits(counts: np.ndarray, probability: np.ndarray) -> None:
-    """Chi-square at 0.1 %, its quantile by Wilson and Hilferty."""
-    assert len(counts) == len(probability)
-    expected = counts.sum() * probability
-    free = len(counts) - 1
-    most = free * (1 - 2 / (9 * free) + 3.09 * np.sqrt(2 / (9 * free))) ** 3
-    assert ((counts - expected) ** 2 / expected).sum() < most
 
 
 @pytest.mark.parametrize("sampling", [Uniform(), Prioritized(), Prioritized(alpha=0.0)])

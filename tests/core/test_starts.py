@@ -10,15 +10,7 @@ from hypothesis import strategies as st
 from conduit.core import starts as module
 from conduit.core.ring import Window
 from conduit.core.starts import Starts
-
-
-def assert_even(keys: np.ndarray, expected: list[int]) -> None:
-    """Chi-square at 0.1 %, its quantile by Wilson and Hilferty."""
-    values, counts = np.unique(keys, return_counts=True)
-    assert values.tolist() == expected
-    free, mean = len(expected) - 1, len(keys) / len(expected)
-    most = free * (1 - 2 / (9 * free) + 3.09 * np.sqrt(2 / (9 * free))) ** 3
-    assert ((counts - mean) ** 2 / mean).sum() < most
+from tests.core.frequencies import assert_fits
 
 
 @settings(max_examples=200, deadline=None)
@@ -51,7 +43,9 @@ def test_every_drawable_row_has_equal_chance(tries, monkeypatch):
     starts.admit(np.array(drawable))
     random = np.random.default_rng(0)
     keys = np.concatenate([starts.choose(random, 1000, window) for _ in range(100)])
-    assert_even(keys, drawable)
+    values, counts = np.unique(keys, return_counts=True)
+    assert values.tolist() == drawable
+    assert_fits(counts, np.full(37, 1 / 37))
 
 
 def test_one_drawable_row_among_a_million_is_found():
