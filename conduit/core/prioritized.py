@@ -6,14 +6,23 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.priority_tree import PriorityTree, compiled
 from conduit.core.ring import Window
-from conduit.core.sampling import Draw, DrawStream, Sampler, too_few
+from conduit.core.sampling import (
+    Draw,
+    Drawable,
+    DrawStream,
+    Sampler,
+    State,
+    live_keys,
+    require,
+    slot_ranges,
+    still_live,
+)
 from conduit.core.starts import Starts
 from conduit.errors import SettingError
 
@@ -29,7 +38,7 @@ class Prioritized:
     `alpha` (the field's `priority_exponent`), `beta` (`importance_sampling_exponent`; a constant in [0, 1], or a function of
     the batch number, clamped to [0, 1]), `eps`: added to every updated priority, `new`: priority of rows pushed without
     one, "max" for the highest that any row has had so far (1.0 at first).
-    Weights are (N·P)^-beta over their maximum in the batch. Only `push(priority=0)`, or an update with 0 while eps is 0,
+    Weights are (N·P)^-beta, in a batch over their maximum there. Only `push(priority=0)`, or an update with 0 while eps is 0,
     disables a row.
 
     It costs 16.6 B a row: the raw priority, that to the alpha, and half a byte of sums. Where numba is installed (the extra `fast`)
@@ -41,15 +50,21 @@ class Prioritized:
     new: str | float = "max"
 
     def __post_init__(self) -> None:
-        _require("alpha", self.alpha, lambda x: x >= 0, "a finite number ≥ 0")
-        _require("eps", self.eps, lambda x: x >= 0, "a finite number ≥ 0")
+        require("Prioritized", "alpha", self.alpha, lambda x: x >= 0, "a finite number ≥ 0")
+        require("Prioritized", "eps", self.eps, lambda x: x >= 0, "a finite number ≥ 0")
         if not callable(self.beta):
-            _require("beta", self.beta, lambda x: 0 <= x <= 1, "a number in [0, 1], or a function of the batch number")
+            require(
+                "Prioritized",
+                "beta",
+                self.beta,
+                lambda x: 0 <= x <= 1,
+                "a number in [0, 1], or a function of the batch number",
+            )
         if isinstance(self.new, str):
             if self.new != "max":
                 raise SettingError(f"Prioritized(new={self.new!r}): expected 'max' or a finite number > 0")
         else:
-            _require("new", self.new, lambda x: x > 0, "'max' or a finite number > 0")
+            require("Prioritized", "new", self.new, lambda x: x > 0, "'max' or a finite number > 0")
 
     @property
     def prioritized(self) -> bool:
@@ -72,7 +87,8 @@ class _PrioritySampler:
         self._settings = settings
         self._capacity = capacity
         self._stream = DrawStream(seed)
-        self._starts = starts
+        self._given = starts
+        self._drawable = Drawable(capacity, starts)
         self._tree = PriorityTree(capacity, compiled())
         self._raw = np.zeros(capacity)
         self._highest = 1.0
@@ -83,8 +99,9 @@ class _PrioritySampler:
 
     def insert(self, first_key: int, rows: int, priority: Floats | None) -> None:
         raw, leaf = self._new_row() if priority is None else self._new_rows(priority)
-        if self._starts is not None:
+        if self._given is not None:
             leaf = 0.0
+        self._drawable.insert(first_key, rows)
         start = first_key % self._capacity
         head = self._capacity - start
         if rows <= head:
@@ -100,11 +117,13 @@ class _PrioritySampler:
 
     def exclude(self, keys: Keys) -> None:
         self._tree.set(keys % self._capacity, np.zeros(len(keys)))
+        self._drawable.exclude(keys)
 
     def missing(self, window: Window, rows: int, number: int) -> str | None:
-        few = too_few(window, self._starts, rows)
+        few = self._drawable.missing(window, rows)
         if few is None and self._tree.total <= 0.0:
-            count = len(window) if self._starts is None else self._starts.count
+            starts = self._drawable.starts
+            count = len(window) if starts is None else starts.count
             return f"all {count} rows have priority 0, which disables them: push rows or update priorities"
         return few
 
@@ -117,9 +136,9 @@ class _PrioritySampler:
         slots, leaf = self._tree.find(mass)
         order = fractions[rows:].argsort()
         slots, leaf = slots.take(order), leaf.take(order)
-        # Over the maximum, N and the total cancel out of (N·P)^-beta.
-        weight = (np.minimum.reduce(leaf) / leaf) ** self._settings.beta_at(number)
-        return Draw(self._keys(slots, window), leaf / total, weight.astype(np.float32), self._raw.take(slots))
+        # Up to a factor, N and the total cancel out of (N·P)^-beta. It is finite: leaves are 0, or no less than _TINY.
+        weight = leaf ** -self._settings.beta_at(number)
+        return Draw(live_keys(slots, window, self._capacity), leaf / total, weight, self._raw.take(slots))
 
     def update(self, keys: Keys, priority: Floats) -> None:
         if not len(keys):
@@ -127,18 +146,27 @@ class _PrioritySampler:
         raised = priority + self._settings.eps
         slots = keys % self._capacity
         self._raw[slots] = raised
-        leaf = self._leaf(raised)
-        self._tree.set(slots, leaf if self._starts is None else leaf * self._starts.at(slots))
+        leaf, starts = self._leaf(raised), self._drawable.starts
+        self._tree.set(slots, leaf if starts is None else leaf * starts.at(slots))
         self._highest = max(self._highest, float(np.maximum.reduce(raised)))
 
-    def _keys(self, slots: Keys, window: Window) -> Keys:
-        """The live rows in these slots."""
-        capacity = self._capacity
-        if window.stop <= capacity:
-            return slots
-        keys = slots + (window.stop - window.stop % capacity)
-        keys -= capacity * (keys >= window.stop)
-        return keys
+    def state(self, window: Window) -> State:
+        return {
+            "first": window.first,
+            "priority": self._raw.take(np.arange(window.first, window.stop) % self._capacity),
+            "highest": self._highest,
+            "excluded": self._drawable.excluded(window),
+        }
+
+    def load(self, state: State, window: Window) -> None:
+        self._highest = float(state["highest"])
+        self._drawable.load(state["excluded"], window)
+        raw = np.ascontiguousarray(still_live(state["priority"], state["first"], window))
+        leaf, starts = self._leaf(raw), self._drawable.starts
+        if starts is not None:
+            leaf *= starts.at(np.arange(window.first, window.stop) % self._capacity)
+        for start, stop, those in slot_ranges(window.first, len(window), self._capacity):
+            self._fill(start, stop, raw[those], leaf[those])
 
     def _new_row(self) -> tuple[float, float]:
         """Raw priority and leaf of a row that comes without a priority."""
@@ -163,8 +191,3 @@ class _PrioritySampler:
         if np.count_nonzero(raw) < len(raw):
             leaf[raw == 0.0] = 0.0
         return leaf
-
-
-def _require(name: str, got: Any, fits: Callable[[float], bool], expected: str) -> None:
-    if not isinstance(got, Real) or isinstance(got, bool) or not math.isfinite(got) or not fits(float(got)):
-        raise SettingError(f"Prioritized({name}={got!r}): expected {expected}")

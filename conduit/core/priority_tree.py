@@ -71,7 +71,7 @@ class PriorityTree:
             index = index >> _BITS
             above[index] = _halved(siblings.take(index, axis=0).reshape(-1), len(index))[-1]
 
-    def set_range(self, start: int, values: Floats | float, stop: int) -> None:
+    def set_range(self, start: int, values: Floats | NDArray[np.bool_] | float, stop: int) -> None:
         """Sets leaves [start, stop). What is above them waits: for more leaves after them, or for the first who asks."""
         self._leaves[start:stop] = values
         self._sums_known = False
@@ -79,6 +79,16 @@ class PriorityTree:
             self._climb_pending()
             self._pending = start
         self._pending_stop = stop
+
+    def before(self, index: int) -> float:
+        """The sum of the leaves before `index`."""
+        self._settle()
+        total = 0.0
+        for siblings, _ in self._climbs:
+            node = index >> _BITS
+            total += float(np.add.reduce(siblings[node, : index - (node << _BITS)]))
+            index = node
+        return total + float(self._sums[index])
 
     def find(self, mass: Floats) -> tuple[Index, Floats]:
         """For each mass in [0, total], a leaf i with a positive value such that the leaves before i sum to at most the mass,

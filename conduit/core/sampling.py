@@ -3,33 +3,44 @@ known: nothing here looks at a clock, a thread or a device."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from numbers import Real
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.ring import Window
 from conduit.core.starts import Starts
-from conduit.errors import PriorityError
+from conduit.errors import PriorityError, SettingError
 
 Keys = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
+State = Mapping[str, Any]
+"""What a sampler remembers, for a checkpoint: NumPy arrays, numbers and strings by name."""
+
+
 @dataclass(slots=True)
 class Draw:
     """Rows chosen for one batch, each in (batch,), or one number where it is the same for all. `SampleInfo` says what each is.
-    `weight` None: all are 1."""
+    `weight`: finite importance weights > 0 up to a common factor, which the store sets so that the batch's highest is 1; None:
+    all are 1."""
 
     keys: Keys
     probability: float | Floats
-    weight: NDArray[np.float32] | None = None
+    weight: Floats | None = None
     priority: float | Floats = 1.0
 
 
 class Sampler(Protocol):
-    """A sampler at work on one store. Calls come one at a time, each in its turn."""
+    """A sampler at work on one store. Calls come one at a time, each in its turn.
+
+    A key is a row's insertion number, and `key % capacity` its slot, in which it stays until another row is inserted there or
+    `exclude` names it: nothing else ends a row. (In a store whose remover isn't Fifo, keys are slots, and not in order of age.)"""
 
     @property
     def highest_priority(self) -> float:
@@ -47,7 +58,7 @@ class Sampler(Protocol):
         ...
 
     def exclude(self, keys: Keys) -> None:
-        """These live rows are drawable no more."""
+        """These rows, distinct, are drawable no more, and never again: their slots may get other rows."""
         ...
 
     def missing(self, window: Window, rows: int, number: int) -> str | None:
@@ -59,7 +70,19 @@ class Sampler(Protocol):
         ...
 
     def update(self, keys: Keys, priority: Floats) -> None:
-        """Sets raw priorities of live keys; of a key that occurs twice, the last stays."""
+        """Sets raw priorities of live keys; of a key that occurs twice, the last stays. One that is excluded, or not yet
+        admitted, doesn't become drawable by it."""
+        ...
+
+    def state(self, window: Window) -> State:
+        """All that later draws depend on, but for the seed, in arrays of its own. What is known of each row is told by key, in the
+        order of `window`, or names the key; so that it can be loaded where rows have other slots."""
+        ...
+
+    def load(self, state: State, window: Window) -> None:
+        """Goes on from `state`, in a sampler that was just started: what it draws from here on is what the other would have
+        drawn, if the capacities are equal. Of the rows that it was told by, only those of `window` are there still; where there
+        are `Starts`, they say already which of these are drawable."""
         ...
 
 
@@ -138,14 +161,20 @@ _FOLLOWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Every live row with equal chance, with replacement."""
+    """Every drawable row with equal chance. `replacement=False`: the rows of one batch are distinct."""
+
+    replacement: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.replacement, bool):
+            raise SettingError(f"Uniform(replacement={self.replacement!r}): expected True or False")
 
     @property
     def prioritized(self) -> bool:
         return False
 
     def start(self, capacity: int, seed: int, starts: Starts | None = None) -> Sampler:
-        return _UniformSampler(seed, starts)
+        return _UniformSampler(self, capacity, seed, starts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,24 +198,27 @@ class Shuffled:
 class _UniformSampler:
     highest_priority = 0.0
 
-    def __init__(self, seed: int, starts: Starts | None) -> None:
+    def __init__(self, settings: Uniform, capacity: int, seed: int, starts: Starts | None) -> None:
+        self._replacement = settings.replacement
         self._stream = DrawStream(seed)
-        self._starts = starts
+        self._drawable = Drawable(capacity, starts)
 
     def insert(self, first_key: int, rows: int, priority: Floats | None) -> None:
-        pass
+        self._drawable.insert(first_key, rows)
 
     def admit(self, keys: Keys) -> None:
         pass
 
     def exclude(self, keys: Keys) -> None:
-        pass
+        self._drawable.exclude(keys)
 
     def missing(self, window: Window, rows: int, number: int) -> str | None:
-        return too_few(window, self._starts, rows)
+        return self._drawable.missing(window, rows)
 
     def draw(self, number: int, rows: int, window: Window, stream: int = 0) -> Draw:
-        starts = self._starts
+        starts = self._drawable.starts
+        if not self._replacement:
+            return self._distinct(self._stream.at(number, stream), rows, window)
         if starts is not None:
             return Draw(starts.choose(self._stream.at(number, stream), rows, window), 1.0 / starts.count)
         live = len(window)
@@ -197,6 +229,19 @@ class _UniformSampler:
 
     def update(self, keys: Keys, priority: Floats) -> None:
         raise PriorityError("the sampler is Uniform: rows have no priorities; use sampler=conduit.Prioritized()")
+
+    def state(self, window: Window) -> State:
+        return {"excluded": self._drawable.excluded(window)}
+
+    def load(self, state: State, window: Window) -> None:
+        self._drawable.load(state["excluded"], window)
+
+    def _distinct(self, random: np.random.Generator, rows: int, window: Window) -> Draw:
+        starts = self._drawable.starts
+        if starts is None or starts.count == len(window):
+            return Draw(window.first + distinct(random, rows, len(window)), 1.0 / len(window))
+        keys = first_distinct(lambda tries: starts.choose(random, tries, window), rows, starts.count)
+        return Draw(keys, 1.0 / starts.count)
 
 
 class _ShuffledSampler:
@@ -239,18 +284,134 @@ class _ShuffledSampler:
     def update(self, keys: Keys, priority: Floats) -> None:
         raise PriorityError("an on-policy store delivers every row: rows have no priorities")
 
+    def state(self, window: Window) -> State:
+        return {}
+
+    def load(self, state: State, window: Window) -> None:
+        pass
+
+
+class Drawable:
+    """Which live rows a sampler may draw: those that its `Starts` name; where it has none, all but those that it was told to
+    exclude, because a remover took them."""
+
+    def __init__(self, capacity: int, starts: Starts | None) -> None:
+        self._capacity = capacity
+        self._given = starts
+        self._own: Starts | None = None
+        """A byte a slot, from the first row on that is excluded."""
+        self._live = Window(0, 0)
+        self.starts = starts
+        """None: all live rows can be drawn."""
+
+    def insert(self, first_key: int, rows: int) -> None:
+        if self._given is not None:
+            return
+        live, after = self._live, first_key + rows
+        stop = max(live.stop, after)
+        first = live.first if first_key <= live.stop else first_key
+        self._live = Window(max(first, stop - self._capacity), stop)
+        if self._own is not None:
+            self._own.evict(first_key, rows)
+            self._own.admit(np.arange(first_key, after))
+            self._know(self._own)
+
+    def exclude(self, keys: Keys) -> None:
+        if self._given is not None:
+            return
+        if self._own is None:
+            self._own = Starts(self._capacity)
+            self._own.admit(np.arange(self._live.first, self._live.stop))
+        self._own.exclude(keys)
+        self._know(self._own)
+
+    def _know(self, own: Starts) -> None:
+        # Nothing but which rows can be drawn decides how they are: not whether others ever couldn't be.
+        self.starts = own if own.count < len(self._live) else None
+
+    def missing(self, window: Window, rows: int) -> str | None:
+        """What is missing for a draw of `rows` rows; None if there are enough."""
+        if self._given is None and self.starts is not None:
+            return short_of(rows, self.starts.count, self.starts.count)
+        return too_few(window, self.starts, rows)
+
+    def excluded(self, window: Window) -> Keys:
+        """Live rows that were excluded; none where `Starts` were given, which know."""
+        if self._given is not None or self.starts is None:
+            return np.zeros(0, np.int64)
+        keys = np.arange(window.first, window.stop)
+        return keys[~self.starts.at(keys % self._capacity)]
+
+    def load(self, excluded: Keys, window: Window) -> None:
+        """`window`'s rows are live; those of `excluded` were excluded."""
+        self._live = window
+        if len(excluded):
+            self.exclude(excluded[(excluded >= window.first) & (excluded < window.stop)])
+
 
 def too_few(window: Window, starts: Starts | None, rows: int) -> str | None:
     """What is missing for a draw of `rows` rows; None if there are enough."""
-    if starts is not None:
-        if starts.count >= rows:
-            return None
-        if starts.count == len(window):
-            return f"{len(window)} rows are visible and a batch needs {rows}: push {rows - len(window)} more"
-        return (
-            f"{starts.count} of {len(window)} visible rows can start an entry of a batch by now, and a batch needs {rows}: "
-            "the others wait for the rows that come after them, or lack them for good"
-        )
-    if len(window) >= rows:
+    return short_of(rows, len(window) if starts is None else starts.count, len(window))
+
+
+def short_of(rows: int, drawable: int, live: int) -> str | None:
+    """What is missing for a draw of `rows` rows, where `drawable` of `live` rows can be drawn; None if they are enough."""
+    if drawable >= rows:
         return None
-    return f"{len(window)} rows are visible and a batch needs {rows}: push {rows - len(window)} more"
+    if drawable == live:
+        return f"{live} rows are visible and a batch needs {rows}: push {rows - live} more"
+    return (
+        f"{drawable} of {live} visible rows can start an entry of a batch by now, and a batch needs {rows}: the others wait for "
+        "the rows that come after them, lack them for good, or have been drawn as often as they may. More rows would do"
+    )
+
+
+def distinct(random: np.random.Generator, rows: int, count: int) -> Keys:
+    """`rows` distinct numbers of [0, count), in an order: any with equal chance."""
+    if 2 * rows > count:
+        return random.permutation(count)[:rows]
+    return first_distinct(lambda tries: random.integers(0, count, tries), rows, count)
+
+
+def first_distinct(choose: Callable[[int], Keys], rows: int, count: int) -> Keys:
+    """The first `rows` distinct ones of what `choose(tries)` gives: keys, each of `count` with equal chance, with replacement."""
+    found = np.zeros(0, np.int64)
+    while True:
+        # How many it takes to see that many new ones, on average, and some more.
+        tries = count * math.log((count - len(found) + 0.5) / (count - rows + 0.5))
+        found = np.concatenate([found, choose(int(1.1 * tries) + 8)])
+        _, places = np.unique(found, return_index=True)
+        places.sort()
+        found = found[places[:rows]]
+        if len(found) == rows:
+            return found
+
+
+def slot_ranges(first_key: int, rows: int, capacity: int) -> list[tuple[int, int, slice]]:
+    """Where keys [first_key, first_key + rows) lie: ranges of slots [start, stop), and which of these rows each holds."""
+    start = first_key % capacity
+    head = min(rows, capacity - start)
+    ranges = [(start, start + head, slice(0, head))]
+    if head < rows:
+        ranges.append((0, rows - head, slice(head, rows)))
+    return ranges
+
+
+def live_keys(slots: Keys, window: Window, capacity: int) -> Keys:
+    """The live rows in these slots."""
+    if window.stop <= capacity:
+        return slots
+    keys = slots + (window.stop - window.stop % capacity)
+    keys -= capacity * (keys >= window.stop)
+    return keys
+
+
+def still_live(told: NDArray[Any], first_key: int, window: Window) -> NDArray[Any]:
+    """What was told of `window`'s rows, of which there may be fewer by now: `told` begins with that of row `first_key`."""
+    return told[window.first - first_key : window.stop - first_key]
+
+
+def require(sampler: str, name: str, got: Any, fits: Callable[[float], bool], expected: str) -> None:
+    """SettingError unless `got` is a finite number that fits."""
+    if not isinstance(got, Real) or isinstance(got, bool) or not math.isfinite(got) or not fits(float(got)):
+        raise SettingError(f"{sampler}({name}={got!r}): expected {expected}")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from itertools import permutations
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,9 +13,11 @@ from hypothesis import strategies as st
 
 from conduit.core.prioritized import Prioritized
 from conduit.core.ring import Window
-from conduit.core.sampling import DrawStream, Shuffled, Uniform
-from conduit.errors import PriorityError
+from conduit.core.sampling import Draw, DrawStream, Sampling, Shuffled, Uniform
+from conduit.core.starts import Starts
+from conduit.errors import PriorityError, SettingError
 from tests.core.frequencies import assert_fits
+from tests.core.sampler_machine import SamplerMachine, play
 
 CAPACITY = 64
 
@@ -136,3 +142,114 @@ def test_fractions_of_different_batches_sizes_and_streams_share_no_number():
     for number, rows, kind in asked:
         seen |= set(stream.fractions(number, rows, kind).tolist())
     assert len(seen) == sum(rows for _, rows, _ in asked)
+
+
+class UniformMachine(SamplerMachine):
+    samplings: ClassVar = (Uniform(), Uniform(replacement=False))
+
+    def drawn(self, draw: Draw, rows: int, sampling: Sampling) -> None:
+        assert draw.probability == 1 / len(self.drawable)
+        assert sampling == Uniform() or len(set(draw.keys.tolist())) == rows
+
+
+def test_uniform_holds_against_a_naive_model():
+    play(UniformMachine)
+
+
+def some_of(rows: int, excluded: list[int], with_starts: bool, sampling: Uniform) -> tuple:
+    """A sampler over a ring that went round, some of whose rows can't be drawn."""
+    starts, window = Starts(rows) if with_starts else None, Window(5, 5 + rows)
+    sampler = sampling.start(rows, 0, starts)
+    sampler.insert(0, rows, None)
+    sampler.insert(rows, 5, None)
+    if starts is None:
+        sampler.exclude(np.array(excluded, np.int64))
+    else:
+        starts.admit(np.setdiff1d(np.arange(5, 5 + rows), excluded))
+    return sampler, window
+
+
+@pytest.mark.parametrize("with_starts", [False, True])
+@pytest.mark.parametrize("sampling", [Uniform(), Uniform(replacement=False)])
+def test_uniform_gives_rows_that_can_be_drawn_equal_chance_after_wraps_and_exclusions(sampling, with_starts):
+    excluded = [5, 6, 20, 33, 44]
+    sampler, window = some_of(40, excluded, with_starts, sampling)
+    keys = np.concatenate([sampler.draw(number, 10, window).keys for number in range(3000)])
+    values, counts = np.unique(keys, return_counts=True)
+    assert values.tolist() == np.setdiff1d(np.arange(5, 45), excluded).tolist()
+    assert_fits(counts, np.full(35, 1 / 35))
+    words = (
+        "35 of 40 visible rows can start" if with_starts else "35 rows are visible and a batch needs 36: push 1 more"
+    )
+    assert words in str(sampler.missing(window, 36, 0))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("with_starts", [None, False, True], ids=["all", "excluded", "starts"])
+def test_without_replacement_every_choice_in_every_order_is_equally_likely(rows, with_starts):
+    sampler, window = some_of(6, [] if with_starts is None else [5, 9], bool(with_starts), Uniform(replacement=False))
+    allowed = [5, 6, 7, 8, 9, 10] if with_starts is None else [6, 7, 8, 10]
+    every = {order: place for place, order in enumerate(permutations(allowed, rows))}
+    draws = 40 * len(every) if len(every) > 100 else 6000
+    counts = np.zeros(len(every), np.int64)
+    for number in range(draws):
+        counts[every[tuple(sampler.draw(number, rows, window).keys.tolist())]] += 1
+    assert_fits(counts, np.full(len(every), 1 / len(every)))
+
+
+@pytest.mark.parametrize("with_starts", [False, True])
+def test_without_replacement_a_batch_may_be_all_rows(with_starts):
+    sampler, window = some_of(3000, [7, 8], with_starts, Uniform(replacement=False))
+    for rows in (100, 1499, 1500, 2998):
+        keys = sampler.draw(0, rows, window).keys
+        assert len(np.unique(keys)) == len(keys) == rows
+    assert np.setdiff1d(np.arange(5, 3005), keys).tolist() == [7, 8]
+
+
+def test_without_replacement_a_draw_takes_no_memory_that_grows_with_the_rows():
+    sampler, window = Uniform(replacement=False).start(10**8, 0), Window(0, 10**8)
+    sampler.draw(0, 256, window)
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            assert len(np.unique(sampler.draw(number, 256, window).keys)) == 256
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("sampling", [Uniform(replacement=False)])
+def test_distinct_draws_do_not_depend_on_the_draws_before(sampling):
+    one, other, window = sampling.start(64, 3), sampling.start(64, 3), Window(0, 64)
+    for number in (5, 0, 2):
+        one.draw(number, 60, window)
+    for number in range(6):
+        assert_same(one.draw(number, 20, window), other.draw(number, 20, window))
+
+
+@pytest.mark.parametrize("replacement", [None, 1, "no"])
+def test_replacement_is_true_or_false(replacement):
+    with pytest.raises(SettingError, match=r"Uniform\(replacement=.*expected True or False"):
+        Uniform(replacement=replacement)
+
+
+def test_shuffled_goes_on_from_a_checkpoint():
+    window, one = Window(0, 12), Shuffled(12, 3, 2).start(12, 4)
+    one.draw(0, 3, window)
+    other = Shuffled(12, 3, 2).start(12, 4)
+    other.load(one.state(window), window)
+    for number in range(1, 8):
+        assert_same(one.draw(number, 3, window), other.draw(number, 3, window))
+
+
+@pytest.mark.parametrize("sampling", [Uniform(), Uniform(replacement=False)])
+def test_that_rows_once_left_is_forgotten_when_others_have_their_slots(sampling):
+    """Or a restored sampler, which never heard of it, would draw others."""
+    one, other, window = sampling.start(8, 3), sampling.start(8, 3), Window(0, 8)
+    one.insert(0, 8, None)
+    one.exclude(np.array([2, 5]))
+    one.insert(5, 1, None)
+    one.insert(2, 1, None)
+    other.load(one.state(window), window)
+    for number in range(5):
+        assert_same(one.draw(number, 3, window), other.draw(number, 3, window))
