@@ -25,6 +25,10 @@ class PriorityError(ConduitError, ValueError):
     """A priority is NaN, infinite or negative; the message names the key."""
 
 
+class SamplerError(ConduitError, RuntimeError):
+    """A sampler of the user's own broke a promise; `conduit.testing.check_sampler` finds such."""
+
+
 class UnknownKeyError(ConduitError, LookupError):
     """A key that this store never issued."""
 
@@ -39,6 +43,16 @@ class ScheduleError(ConduitError, ValueError):
 
 class WaitTimeout(ConduitError, TimeoutError):
     """A wait ran past its deadline; the message says what was missing and what would end the wait."""
+
+
+class CancelledError(ConduitError, RuntimeError):
+    """A push or pull was cancelled while it waited; nothing was taken, and the next asks for the same batch."""
+
+
+class CheckpointError(ConduitError, OSError):
+    """A checkpoint can't be written or opened; nothing was changed. `__cause__` is the operating system's error if it raised one.
+
+    Always made of one message: an OSError made of two arguments takes the first for its errno."""
 
 
 class ClosedError(ConduitError, RuntimeError):
@@ -67,3 +81,7 @@ class HandOverError(ConduitError, TypeError):
 
 class DeadlockError(ConduitError, RuntimeError):
     """Every thread on a virtual clock waits, and none for a deadline."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint was opened in a way that leaves something of it out; the message says what."""
