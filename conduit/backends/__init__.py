@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from conduit.core.backend import Backend
-from conduit.errors import MissingExtraError, UnknownBackendError
+from conduit.errors import MissingExtraError, SettingError, UnknownBackendError
 
 _HOMES = {
     "reference": ("conduit.backends.reference", "ReferenceBackend"),
@@ -15,14 +16,20 @@ _HOMES = {
 }
 
 
-def load(backend: str | Backend[Any]) -> Backend[Any]:
-    """The backend of this name, or `backend` itself if it is one already. Imports no framework but its own.
+def load(backend: str | Backend[Any], disk: str | os.PathLike[str] | None = None) -> Backend[Any]:
+    """The backend of this name, or `backend` itself if it is one already. Imports no framework but its own. `disk`: the folder of
+    rows on disk (conduit.backends.disk says which one by default).
 
-    UnknownBackendError lists the names there are; MissingExtraError names the extra that brings the framework.
+    UnknownBackendError lists the names there are; MissingExtraError names the extra that brings the framework; SettingError
+    says why the folder can't be used, or that a backend which was made already has one.
     """
     if backend is None or isinstance(backend, type):
         raise UnknownBackendError(f"backend={backend!r}: expected one of {', '.join(_HOMES)}, or a Backend of your own")
     if not isinstance(backend, str):
+        if disk is not None:
+            raise SettingError(
+                f"disk={disk!r}: a backend that was made already has its folder; give it when you make it"
+            )
         return backend
     if backend not in _HOMES:
         raise UnknownBackendError(
@@ -30,7 +37,7 @@ def load(backend: str | Backend[Any]) -> Backend[Any]:
         )
     module, name = _HOMES[backend]
     try:
-        return getattr(importlib.import_module(module), name)()
+        return getattr(importlib.import_module(module), name)(disk=disk)
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] not in (backend, f"{backend}lib"):
             raise

@@ -59,7 +59,7 @@ def check_adopted(shapes: Mapping[str, tuple[int, ...]]) -> int:
     return next(iter(counts.values()))
 
 
-def no_room(schema: Schema, rows: int, at: Endpoint, free: int) -> CapacityError:
+def no_room(schema: Schema, rows: int, at: Endpoint | str, free: int) -> CapacityError:
     """The error for columns that don't fit at `at`."""
     return CapacityError(
         f"{rows:,} rows of {schema.row_bytes:,} bytes need {rows * schema.row_bytes / 1e9:.3f} GB at {at}; "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -50,6 +50,10 @@ class Exchange(Protocol):
 
     def accept(self, arrays: Mapping[str, Any], target: Target) -> dict[str, Any]:
         """The arrays as this framework's own, where `target` wants them."""
+        ...
+
+    def concatenate(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """This framework's arrays, by path one after the other along the first axis."""
         ...
 
 
@@ -114,6 +118,16 @@ def place(target: Target) -> DLPackDevice:
 def accept(arrays: Mapping[str, Any], target: Target) -> dict[str, Any]:
     """NumPy, torch or JAX arrays as `target` wants them, copied only where they lie on another device."""
     return _for(target).accept(arrays, target)
+
+
+def concatenate(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Arrays of one framework, by path one after the other along the first axis, in memory of their own and where they were. Of one
+    part alone, its arrays themselves. All have the same paths, dtypes and further axes, and for each path lie on one device."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    framework = framework_of(next(iter(parts[0].values())))
+    assert framework is not None
+    return exchange_of(framework).concatenate(parts)
 
 
 @functools.cache

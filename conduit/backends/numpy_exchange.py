@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,3 +38,7 @@ def accept(arrays: Mapping[str, Any], target: Target) -> dict[str, Array]:
     """The arrays on the host, sharing memory with those that are there already (read-only when JAX made them)."""
     place(target)
     return {path: exchange.to_numpy(array) for path, array in arrays.items()}
+
+
+def concatenate(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}

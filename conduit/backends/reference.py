@@ -7,6 +7,7 @@ checked against it.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conduit.backends import exchange
+from conduit.backends.carving import zeroed
 from conduit.backends.checks import check_adopted, check_endpoint, check_index, check_scatter, check_span, no_room
+from conduit.backends.disk import Disk
 from conduit.backends.memory import free_host_bytes
 from conduit.core.backend import Columns, Move, RowIndex, Target
 from conduit.core.experience import Schema
-from conduit.topology.endpoint import PAGEABLE, PINNED, Endpoint, Tier
+from conduit.topology.endpoint import DISK, PAGEABLE, PINNED, Endpoint, Tier
 
 Array = NDArray[Any]
 
@@ -31,9 +34,13 @@ class ReferenceBackend:
     name = "reference"
     framework = "numpy"
 
-    def __init__(self, devices: int = 4, device_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self, devices: int = 4, device_bytes: int = 1 << 30, disk: str | os.PathLike[str] | None = None
+    ) -> None:
+        """`disk`: the folder of rows on disk."""
         self._device_bytes = device_bytes
-        self._endpoints = (PAGEABLE, PINNED, *(Endpoint(Tier.DEVICE, index) for index in range(devices)))
+        self._disk = Disk(disk)
+        self._endpoints = (PAGEABLE, PINNED, DISK, *(Endpoint(Tier.DEVICE, index) for index in range(devices)))
         self._held: list[tuple[Endpoint, weakref.ref[Array]]] = []
         self._lock = threading.Lock()
 
@@ -41,10 +48,10 @@ class ReferenceBackend:
         return self._endpoints
 
     def free_bytes(self, at: Endpoint) -> int:
-        """What the host has free; for a pretend device, its size less the columns on it that are still referred to."""
+        """What the host or the disk has free; for a pretend device, its size less the columns on it that are still referred to."""
         check_endpoint(at, self._endpoints, self.name)
         if at.is_host:
-            return free_host_bytes()
+            return self._disk.free_bytes() if at == DISK else free_host_bytes()
         with self._lock:
             return self._device_bytes - sum(
                 array.nbytes for where, held in self._held if where == at and (array := held()) is not None
@@ -55,10 +62,12 @@ class ReferenceBackend:
 
     def allocate(self, schema: Schema, rows: int, at: Endpoint) -> Columns[Array]:
         check_endpoint(at, self._endpoints, self.name)
-        if schema.row_bytes * rows > self.free_bytes(at):
-            raise no_room(schema, rows, at, self.free_bytes(at))
+        if schema.row_bytes * rows > (free := self.free_bytes(at)):
+            raise no_room(schema, rows, f"{at} ({self._disk.folder})" if at == DISK else at, free)
         return self._keep(
-            at, {path: _zeros((rows, *field.shape), field.dtype) for path, field in schema.fields.items()}, rows
+            at,
+            {path: self._zeros((rows, *field.shape), field.dtype, at) for path, field in schema.fields.items()},
+            rows,
         )
 
     def release(self, columns: Columns[Array]) -> None:
@@ -86,13 +95,18 @@ class ReferenceBackend:
     def read(self, columns: Columns[Array], index: RowIndex, fields: Sequence[str], to: Endpoint) -> Columns[Array]:
         check_index(index, columns.rows)
         check_endpoint(to, self._endpoints, self.name)
-        return Columns(to, {path: _aligned(columns.arrays[path][index]) for path in fields}, len(index))
+        # A batch at the disk lies in memory, for it is soon given back.
+        return Columns(to, {path: self._copy(columns.arrays[path][index], PAGEABLE) for path in fields}, len(index))
 
     def transfer(self, moves: Sequence[Move[Array]]) -> list[Columns[Array]]:
         for move in moves:
             check_endpoint(move.to, self._endpoints, self.name)
         return [
-            self._keep(move.to, {path: array.copy() for path, array in move.columns.arrays.items()}, move.columns.rows)
+            self._keep(
+                move.to,
+                {path: self._copy(array, move.to) for path, array in move.columns.arrays.items()},
+                move.columns.rows,
+            )
             for move in moves
         ]
 
@@ -114,23 +128,20 @@ class ReferenceBackend:
     def wait(self, columns: Columns[Array]) -> None:
         """Nothing to do: NumPy has finished when it returns."""
 
+    def _zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any], at: Endpoint) -> Array:
+        """Zeros that start at a multiple of 64 bytes: JAX takes nothing else without copying it."""
+        size = math.prod(shape) * dtype.itemsize
+        memory = (self._disk.bytes if at == DISK else zeroed)(size + 64)
+        offset = -memory.ctypes.data % 64
+        return memory[offset : offset + size].view(dtype).reshape(shape)
+
+    def _copy(self, array: Array, at: Endpoint) -> Array:
+        copy = self._zeros(array.shape, array.dtype, at)
+        copy[...] = array
+        return copy
+
     def _keep(self, at: Endpoint, arrays: dict[str, Array], rows: int) -> Columns[Array]:
         """The arrays as columns that count towards the endpoint's memory until they are released or forgotten."""
         with self._lock:
             self._held += [(at, weakref.ref(array)) for array in arrays.values()]
         return Columns(at, arrays, rows)
-
-
-def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Zeros that start at a multiple of 64 bytes: JAX takes nothing else without copying it."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(size + 64, np.uint8)
-    offset = -memory.ctypes.data % 64
-    return memory[offset : offset + size].view(dtype).reshape(shape)
-
-
-def _aligned(array: Array) -> Array:
-    """A copy that starts at a multiple of 64 bytes."""
-    copy = _zeros(array.shape, array.dtype)
-    copy[...] = array
-    return copy

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, Self
 
 from conduit.clock import Clock
+from conduit.topology.endpoint import Endpoint, Tier
 
 Stage = Literal["rollout", "update", "ingestion", "delivery"]
 Port = Literal["push", "pull", "priorities", "advance"]
@@ -48,6 +49,18 @@ class Seconds:
     def exposed_s(self) -> float:
         """Experience-path seconds on the critical path (the paper's exposed experience-path latency)."""
         return self.ingestion.exposed_s + self.delivery.exposed_s
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What was read from the rows at an endpoint, and written to them. The seconds are part of the operators' busy ones."""
+
+    reads: int = 0
+    read_bytes: int = 0
+    read_s: float = 0.0
+    writes: int = 0
+    write_bytes: int = 0
+    write_s: float = 0.0
 
 
 _CELLS = 8
@@ -108,6 +121,7 @@ class Ledger:
         self._retired: dict[str, Cells] = {}
         self._began_s = clock.now()
         self._ended_s = math.inf
+        self._meters: dict[Endpoint, TrafficMeter] = {}
         self._ends: deque[tuple[Cells, float]] = deque([(_nothing(), self._began_s)], maxlen=keep + 1)
         """What had been spent when each of the last iterations ended, and when that was; before them, of the one before."""
         self.iteration_count = 0
@@ -137,6 +151,19 @@ class Ledger:
                 name = account.thread.name
                 spent[name] = _add([spent.get(name, _nothing()), account.cells])
             return {name: _seconds(cells, 0.0) for name, cells in spent.items()}
+
+    @property
+    def traffic(self) -> dict[str, Traffic]:
+        """What the rows on disk cost, by endpoint; nothing is counted for those in memory."""
+        with self._lock:
+            return {str(at): replace(meter.traffic) for at, meter in self._meters.items()}
+
+    def meter(self, at: Endpoint) -> TrafficMeter | None:
+        """Whom to tell what rows at `at` cost; None where that isn't counted."""
+        if at.tier is not Tier.DISK:
+            return None
+        with self._lock:
+            return self._meters.setdefault(at, TrafficMeter(self.now, self._lock))
 
     def mark(self, stage: Stage) -> Mark:
         """The block is `stage`, less the time it spends in push and pull."""
@@ -201,6 +228,30 @@ class Ledger:
 
     def _sum(self) -> Cells:
         return _add([account.cells for account in self._accounts] + list(self._retired.values()))
+
+
+class TrafficMeter:
+    """Counts the traffic of one endpoint, for all shards there."""
+
+    def __init__(self, now: Callable[[], float], lock: threading.Lock) -> None:
+        self.now = now
+        self.traffic = Traffic()
+        self._lock = lock
+
+    def read(self, size: int, began_s: float) -> None:
+        """A call that began then has read so many bytes."""
+        took_s, traffic = self.now() - began_s, self.traffic
+        with self._lock:
+            traffic.reads += 1
+            traffic.read_bytes += size
+            traffic.read_s += took_s
+
+    def wrote(self, size: int, began_s: float) -> None:
+        took_s, traffic = self.now() - began_s, self.traffic
+        with self._lock:
+            traffic.writes += 1
+            traffic.write_bytes += size
+            traffic.write_s += took_s
 
 
 class Mark:

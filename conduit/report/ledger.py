@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conduit.core.ledger import Ledger, OperatorSeconds, Seconds
+from conduit.core.placement import format_bytes
 from conduit.errors import MissingExtraError
 
 try:
@@ -12,7 +13,8 @@ except ImportError as error:
 
 
 def ledger_table(ledger: Ledger, title: str = "Where the seconds went") -> Table:
-    """One row a stage, with seconds of the whole run and milliseconds an iteration; all of it measured."""
+    """One row a stage, with seconds of the whole run and milliseconds an iteration; all of it measured. Below them, what of the
+    busy seconds went to the disk."""
     total, iterations = ledger.total, max(ledger.iteration_count, 1)
     table = Table(title=f"{title} ({ledger.iteration_count:,} iterations, {total.wall_s:.2f} s)")
     for heading in ("stage", "busy s", "hidden s", "exposed s", "exposed ms / iteration"):
@@ -25,6 +27,10 @@ def ledger_table(ledger: Ledger, title: str = "Where the seconds went") -> Table
     for label, waited_s in (("learners starved", total.starved_s), ("actors blocked", total.blocked_s)):
         if waited_s > 0:
             table.add_row(label, "", "", f"{waited_s:.3f}", f"{1e3 * waited_s / iterations:.3f}")
+    for at, traffic in ledger.traffic.items():
+        table.add_section()
+        table.add_row(f"{at} written, {format_bytes(traffic.write_bytes)}", f"{traffic.write_s:.3f}", "", "", "")
+        table.add_row(f"{at} read, {format_bytes(traffic.read_bytes)}", f"{traffic.read_s:.3f}", "", "", "")
     return table
 
 

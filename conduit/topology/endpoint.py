@@ -46,3 +46,4 @@ class Endpoint:
 
 PAGEABLE = Endpoint(Tier.PAGEABLE)
 PINNED = Endpoint(Tier.PINNED)
+DISK = Endpoint(Tier.DISK)

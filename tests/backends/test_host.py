@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from conduit.backends.carving import ALIGNMENT
+from conduit.backends.disk import Disk
 from conduit.backends.host import HostTiers, PinnedMemory
 from conduit.backends.memory import free_host_bytes
 from conduit.core.experience import Schema
 from conduit.testing import address, assert_same, example_rows, on_host
-from conduit.topology.endpoint import PAGEABLE, PINNED
+from conduit.topology.endpoint import DISK, PAGEABLE, PINNED
 
 WIDE = {"image": np.zeros((4, 3, 64, 128), np.uint8), "reward": np.zeros(4, np.float32), "done": np.zeros(4, np.bool_)}
 
@@ -26,7 +27,7 @@ def resident_bytes() -> int:
 
 @pytest.fixture
 def tiers():
-    return HostTiers()
+    return HostTiers(Disk())
 
 
 def test_storage_and_wide_arrays_of_batches_begin_at_a_multiple_of_64_bytes(tiers):
@@ -70,8 +71,9 @@ def test_pinned_columns_and_batches_come_from_the_pinned_memory_given():
     def source(kind):
         return lambda size: asked.append((kind, size)) or np.zeros(size, np.uint8)
 
-    tiers = HostTiers(PinnedMemory(source("columns"), source("batch")))
-    assert tiers.endpoints == (PAGEABLE, PINNED)
+    tiers = HostTiers(Disk(), PinnedMemory(source("columns"), source("batch")))
+    assert tiers.endpoints == (PAGEABLE, PINNED, DISK)
+    assert tiers.staging == PINNED
     rows = example_rows(4, seed=1)
     columns = tiers.write(tiers.allocate(Schema.infer(rows, "test"), 4, PINNED), 0, on_host(rows))
     tiers.copy(columns, PINNED)

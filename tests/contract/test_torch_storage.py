@@ -42,7 +42,7 @@ def test_a_device_that_is_not_there_is_refused(backend, device):
 
 @no_cuda
 def test_pinned_memory_is_offered_only_with_cuda(backend):
-    assert [str(at) for at in backend.endpoints()] == ["pageable", "device:0"]
+    assert [str(at) for at in backend.endpoints()] == ["pageable", "disk", "device:0"]
 
 
 def test_read_only_rows_are_written_and_handed_over_without_a_warning(backend):

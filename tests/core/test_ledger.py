@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from conduit.clock import VirtualClock
-from conduit.core.ledger import Ledger
+from conduit.core.ledger import Ledger, Traffic
+from conduit.topology.endpoint import DISK, PAGEABLE
 
 Scene = Callable[[VirtualClock, Ledger], object]
 
@@ -48,7 +49,7 @@ def test_marked_stages_count_less_what_they_spend_in_ports():
     assert (total.rollout_s, total.update_s) == pytest.approx((3.0, 4.0))
     assert (total.ingestion.exposed_s, total.delivery.exposed_s) == pytest.approx((0.25, 0.5))
     assert total.wall_s == pytest.approx(7.75)
-    assert total.exposed_s == pytest.approx(0.75)
+    assert total.exposed_s == 0.75
 
 
 def test_a_stage_inside_another_counts_once_for_the_inner():
@@ -215,6 +216,26 @@ def test_what_was_read_stays_as_it_was():
     total = played(scene).total
     assert [each.delivery.exposed_s for each in read] == pytest.approx([1.0, 1.0, 1.0])
     assert total.delivery.exposed_s == pytest.approx(3.0)
+
+
+def test_what_the_disk_costs_is_counted_for_all_who_tell_and_of_memory_nothing():
+    def scene(clock, ledger):
+        read.append(ledger.traffic)
+        for size, seconds in ((100, 0.5), (20, 0.25)):
+            meter, began_s = ledger.meter(DISK), clock.now()
+            clock.sleep(seconds)
+            meter.read(size, began_s)
+            clock.sleep(1.0)
+        read.append(ledger.traffic)
+        began_s = clock.now()
+        clock.sleep(2.0)
+        ledger.meter(DISK).wrote(7, began_s)
+        assert ledger.meter(PAGEABLE) is None
+
+    read = []
+    ledger = played(scene)
+    assert read == [{}, {"disk": Traffic(reads=2, read_bytes=120, read_s=0.75)}]
+    assert ledger.traffic["disk"] == Traffic(2, 120, 0.75, 1, 7, 2.0)
 
 
 def test_wall_time_ends_when_the_ledger_is_stopped():

@@ -1,4 +1,4 @@
-"""Rows in jax.Arrays on JAX's devices; the pageable host tier is NumPy's.
+"""Rows in jax.Arrays on JAX's devices; the pageable host tier and the disk are NumPy's.
 
 Storage is made by JAX, on its device, and no view of it ever leaves: while one is alive, or when the memory was
 imported, donation copies the whole buffer without a word. There is no pinned tier: XLA stages host rows through
@@ -7,6 +7,7 @@ page-locked memory of its own, and its `pinned_host` arrays can't be written fro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 from conduit.backends import exchange
 from conduit.backends.carving import Layout
 from conduit.backends.checks import check_adopted, check_endpoint, check_index, check_scatter, check_span, no_room
+from conduit.backends.disk import Disk
 from conduit.backends.host import HostTiers
 from conduit.backends.jax import kernels
 from conduit.backends.jax.dtypes import refusal, stored_dtype
@@ -38,20 +40,28 @@ class JaxBackend:
     name = "jax"
     framework = "jax"
 
-    def __init__(self) -> None:
+    def __init__(self, disk: str | os.PathLike[str] | None = None) -> None:
+        """`disk`: the folder of rows on disk."""
         self._devices = jax.local_devices()
-        self._host = HostTiers(recycle=False)
-        self._endpoints = (PAGEABLE, *(Endpoint(Tier.DEVICE, index) for index in range(len(self._devices))))
+        self._host = HostTiers(Disk(disk), recycle=False)
+        self._endpoints = (
+            *self._host.endpoints,
+            *(Endpoint(Tier.DEVICE, index) for index in range(len(self._devices))),
+        )
 
     def endpoints(self) -> Sequence[Endpoint]:
-        """Pageable host and each local JAX device; no pinned host (see the module)."""
+        """Pageable host, the disk and each local JAX device; no pinned host (see the module)."""
         return self._endpoints
 
     def free_bytes(self, at: Endpoint) -> int:
         check_endpoint(at, self._endpoints, self.name)
-        statistics = None if at.is_host else self._at(at).memory_stats()
-        # CPU devices report nothing: they share the host's memory.
-        return self._host.free_bytes() if statistics is None else statistics["bytes_limit"] - statistics["bytes_in_use"]
+        if at.is_host:
+            return self._host.free_bytes(at)
+        statistics = self._at(at).memory_stats()
+        if statistics is None:
+            # CPU devices report nothing: they share the host's memory.
+            return self._host.free_bytes(PAGEABLE)
+        return statistics["bytes_limit"] - statistics["bytes_in_use"]
 
     def padded(self, rows: int, at: Endpoint) -> int:
         """The next power of two on devices."""
@@ -106,7 +116,7 @@ class JaxBackend:
         if columns.at.is_host:
             # JAX lets go of memory that dropped batches aliased when it is called next: this makes it, and room for the batch.
             self._devices[0].memory_stats()
-            batch = self._host.read(columns, index, fields, PAGEABLE)
+            batch = self._host.read(columns, index, fields, to if to.is_host else PAGEABLE)
             if to.is_host:
                 return batch
             _check_dtypes({path: ((), array.dtype) for path, array in batch.arrays.items()}, to)
@@ -120,7 +130,7 @@ class JaxBackend:
         batch = dict(zip(fields, taken, strict=True))
         if to.is_host:
             # Copied, for JAX's arrays are read-only to NumPy, and the caller owns what it gets.
-            return self._host.copy(Columns(to, jax.device_get(batch), len(index)), to)
+            return replace(self._host.copy(Columns(PAGEABLE, jax.device_get(batch), len(index)), PAGEABLE), at=to)
         return Columns(to, batch if to == columns.at else jax.device_put(batch, self._at(to)), len(index))
 
     def transfer(self, moves: Sequence[Move[Any]]) -> list[Columns[Any]]:
@@ -186,7 +196,8 @@ class JaxBackend:
         dtypes = _dtypes(columns)
         layout: Layout = {path: (array.shape, dtypes[path]) for path, array in columns.arrays.items()}
         if columns.at.is_host:
-            return self.write(self._storage(layout, columns.rows, to), 0, columns)
+            with self._host.in_order(columns):
+                return self.write(self._storage(layout, columns.rows, to), 0, columns)
         copy = (
             Columns(to, self._host.storage(layout, to), columns.rows)
             if to.is_host

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -85,6 +85,17 @@ def put(arrays: Mapping[str, Any], device: Any) -> dict[str, jax.Array]:
     if narrow:
         made |= zip(narrow, kernels.copier(device)(*narrow.values()), strict=True)
     return made
+
+
+def concatenate(parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
+    """In one call, which is compiled once for each combination of the parts' lengths."""
+    joined = _concatenated([[part[path] for part in parts] for path in parts[0]])
+    return dict(zip(parts[0], joined, strict=True))
+
+
+@jax.jit
+def _concatenated(columns: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
+    return [jnp.concatenate(pieces) for pieces in columns]
 
 
 def _undisturbed() -> bool:

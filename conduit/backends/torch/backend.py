@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 from conduit.backends import exchange
 from conduit.backends.carving import Layout
 from conduit.backends.checks import check_adopted, check_endpoint, check_index, check_scatter, check_span, no_room
+from conduit.backends.disk import Disk
 from conduit.backends.host import HostTiers
 from conduit.backends.torch.device import Device
 from conduit.backends.torch.dtypes import NUMPY_DTYPES, TORCH_DTYPES, from_host
@@ -22,7 +24,7 @@ from conduit.backends.torch.queue import CpuQueue, CudaQueue
 from conduit.core.backend import Columns, Move, RowIndex, Target
 from conduit.core.experience import Schema
 from conduit.errors import SchemaError
-from conduit.topology.endpoint import Endpoint, Tier
+from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
 _CHUNK_BYTES = 64 << 20
 _CHUNKS_IN_FLIGHT = 4
@@ -34,23 +36,26 @@ class TorchBackend:
     name = "torch"
     framework = "torch"
 
-    def __init__(self) -> None:
+    def __init__(self, disk: str | os.PathLike[str] | None = None) -> None:
+        """`disk`: the folder of rows on disk."""
         cuda = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
         self._devices = [Device(CudaQueue(device)) for device in cuda] or [Device(CpuQueue(CPU))]
-        self._host = HostTiers(pinned_memory())
+        self._host = HostTiers(Disk(disk), pinned_memory())
         self._endpoints = (
             *self._host.endpoints,
             *(Endpoint(Tier.DEVICE, index) for index in range(len(self._devices))),
         )
 
     def endpoints(self) -> Sequence[Endpoint]:
-        """Pageable host, pinned host where there is CUDA, and each CUDA device or else the CPU as the one device."""
+        """Pageable host, pinned host where there is CUDA, the disk, and each CUDA device or else the CPU as the one device."""
         return self._endpoints
 
     def free_bytes(self, at: Endpoint) -> int:
         check_endpoint(at, self._endpoints, self.name)
-        if at.is_host or (device := self._at(at).queue.device) == CPU:
-            return self._host.free_bytes()
+        if at.is_host:
+            return self._host.free_bytes(at)
+        if (device := self._at(at).queue.device) == CPU:
+            return self._host.free_bytes(PAGEABLE)
         # What torch's allocator holds but lends to nobody is free to us as well.
         return (
             torch.cuda.mem_get_info(device)[0]
@@ -109,7 +114,7 @@ class TorchBackend:
                 return self._host.read(columns, index, fields, to)
             _check_dtypes({path: ((), columns.arrays[path].dtype) for path in fields}, to)
             device = self._at(to)
-            batch = self._host.read(columns, index, fields, self._host.endpoints[-1]).arrays
+            batch = self._host.read(columns, index, fields, self._host.staging).arrays
             return Columns(
                 to, {path: device.queue.upload(rows) for path, rows in batch.items()}, len(index), device.queue.mark()
             )
@@ -211,7 +216,8 @@ class TorchBackend:
             _check_dtypes(layout, to)
             branch = Device(self._at(to).queue.branch())
             mine = branch.empty(layout)
-            _put_in_chunks(branch, mine, columns)
+            with self._host.in_order(columns):
+                _put_in_chunks(branch, mine, columns)
             return Columns(to, mine, columns.rows, branch.queue.mark())
         source = self._joined(columns).queue.branch()
         if to.is_host:

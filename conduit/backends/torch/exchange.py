@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,11 @@ def accept(arrays: Mapping[str, Any], target: Target) -> dict[str, torch.Tensor]
     if device is CPU:
         return {path: tensor if tensor.is_cpu else tensor.cpu() for path, tensor in tensors.items()}
     return {path: tensor.to(device, non_blocking=True) for path, tensor in tensors.items()}
+
+
+def concatenate(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """On a CUDA device in the current stream."""
+    return {path: torch.cat([part[path] for part in parts]) for path in parts[0]}
 
 
 def _tensor(path: str, array: Any) -> torch.Tensor:
