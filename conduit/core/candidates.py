@@ -69,6 +69,25 @@ class Candidates:
         stop = through + 1 if needs.partial else through - needs.ahead + 2
         return self._starts_between(lane, waiting, stop, place + 1, NONE)
 
+    def state(self, places: NDArray[np.int64]) -> Keys:
+        """Each lane's last possible starts, the newest first, -1 where there are fewer: (lanes, width). `places`: (lanes,) the place
+        of each lane's next row."""
+        indices = self._newest(places)[:, None] - np.arange(self._width)
+        return np.where(indices >= 0, np.take_along_axis(self._starts, indices % self._width, axis=1), -1)
+
+    def load(self, starts: Keys, places: NDArray[np.int64]) -> None:
+        """Goes on from such a state, perhaps of another width; in what was just made, once it has grown."""
+        kept = starts[:, : self._width]
+        kept = np.pad(kept, ((0, 0), (0, self._width - kept.shape[1])), constant_values=-1)
+        # Of a smaller ring: what it doesn't know of is evicted, as -1 is.
+        indices = self._newest(places)[:, None] - np.arange(self._width)
+        at = self._starts[: len(kept)]
+        np.put_along_axis(at, indices % self._width, kept, axis=1)
+
+    def _newest(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which of its episode's possible starts each lane's last one is; -1: it has none."""
+        return (places - 1) // self._needs.period
+
     def _note(self, lanes: NDArray[np.int64], places: NDArray[np.int64], keys: Keys) -> None:
         period = self._needs.period
         if period > 1:

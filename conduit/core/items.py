@@ -1,4 +1,4 @@
-"""What one entry of a batch is: a row, n steps, a sequence, a whole trajectory. Each starts at a drawn row and follows links."""
+"""What one entry of a batch is: a row, n steps, a sequence, a whole trajectory, a group. Each starts at a drawn row and follows links."""
 
 from __future__ import annotations
 
@@ -235,6 +235,35 @@ class Trajectory:
         longest = -(-longest // self.multiple) * self.multiple
         chain = chain[:, :longest] if longest <= rows else np.pad(chain, ((0, 0), (0, longest - rows)), mode="edge")
         return Entries(chain, chain[:, -1], np.arange(longest) < count[:, None], blank=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`size` rows that share a value of leaf `by`, in the order in which they came, as leaves (B, size, *shape): one prompt's
+    responses, whose advantages are taken relative to each other (Shao et al. 2024, "GRPO").
+
+    `by`: the path of a leaf of whole numbers, one a row, as it is stored. A group's rows may come from any actor, lane and push,
+    between those of others; ends and cuts mean nothing to it. It can be drawn once its last row is there, and is gone when its
+    first row is evicted, which `info.keys` names it by. A value that comes again after `size` rows begins another group.
+
+    A group that loses its first row before its last one comes is never drawn, and the rows that it still gets are taken for no
+    other group's; while more than 65,536 groups are unfinished, such ones are forgotten, oldest first."""
+
+    size: int
+    by: str
+
+    def __post_init__(self) -> None:
+        check_at_least("Group", "size", self.size, 1)
+        if not isinstance(self.by, str) or not self.by:
+            raise SettingError(f"Group(by={self.by!r}): expected the name of a leaf of whole numbers, such as 'prompt'")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(ahead=self.size, period=WHOLE)
+
+    def entries(self, keys: Keys, followed: Followed, chance: Chance) -> Entries:
+        rows, _ = followed.links.walk(keys, self.size)
+        return Entries(rows, rows[:, -1])
 
 
 def _filled(rows: Keys, count: NDArray[np.int64]) -> Keys:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.candidates import NONE, Candidates
 from conduit.core.episodes import End
+from conduit.core.groups import Groups
 from conduit.core.items import Needs
 from conduit.core.links import Links
+from conduit.core.ring import Window
 from conduit.core.starts import Starts
 
 Keys = NDArray[np.int64]
@@ -19,24 +22,32 @@ Keys = NDArray[np.int64]
 # Looking a member up in its enum takes as long as a NumPy call.
 _OPEN, _CUT = int(End.OPEN), int(End.CUT)
 
+_BLOCK = 1 << 16
+"""How many rows are looked at together where all are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Following:
     """What a store's item and derived leaves ask of links. `needs_next`: a row can be used once something is known of what
-    came after it. `depth`: how many rows of an episode a row's stack takes."""
+    came after it. `depth`: how many rows of an episode a row's stack takes. `by`: the leaf whose value makes `needs.ahead` rows
+    a group; None where rows follow each other in lanes."""
 
     needs: Needs
     needs_next: bool
     depth: int
+    by: str | None = None
 
 
 class Lineage:
     """Links, and the starts among the rows, kept as rows come. All calls are in a turn of the store's Order."""
 
     def __init__(self, capacity: int, following: Following) -> None:
+        self._capacity = capacity
         self.links = Links(capacity)
         self.starts = Starts(capacity)
         self._following = following
+        self._groups = None if following.by is None else Groups(capacity, following.needs.ahead)
+        """Instead of all that follows."""
         self._candidates = Candidates(following.needs, int(following.needs_next), capacity)
         self._newest = np.zeros(0, np.int64)
         """By lane: its last row if that is open; else -1."""
@@ -54,12 +65,24 @@ class Lineage:
             return NONE
         return self.starts.exclude(self.links.successors(first, rows, self._following.depth - 1))
 
-    def append(self, first: int, lane: NDArray[np.int64], end: NDArray[np.uint8], lost: int) -> Keys:
+    @property
+    def by(self) -> str | None:
+        """The leaf whose values `append` needs."""
+        return self._following.by
+
+    def append(
+        self, first: int, lane: NDArray[np.int64], end: NDArray[np.uint8], lost: int, by: NDArray[Any] | None = None
+    ) -> Keys:
         """Rows [first, first + len(lane)) came, the first `lost` of which the ring has no room for any more. Returns the
-        rows that became drawable."""
+        rows that became drawable. `by`: each row's value of the leaf of that name, if there is one."""
         if lost:
             self.links.oldest = first + lost
         self.links.put(first + lost, end[lost:])
+        if self._groups is not None:
+            assert by is not None
+            before, whole = self._groups.arrive(first, by)
+            self._connect(np.arange(first, first + len(before)), before)
+            return self._admit(whole)
         if lane is self._step_lanes:
             return self._admit(self._step(first, lane, end))
         self._know(int(np.maximum.reduce(lane)) + 1)
@@ -77,7 +100,9 @@ class Lineage:
         return self._admit(found[0] if len(found) == 1 else np.concatenate(found))
 
     def cut(self, lanes: Sequence[int]) -> Keys:
-        """What these lanes' rows are followed by will never be known."""
+        """What these lanes' rows are followed by will never be known. Returns rows that became drawable. Groups go on."""
+        if self._groups is not None:
+            return NONE
         found = [NONE]
         self._know(max(lanes, default=-1) + 1)
         for lane in lanes:
@@ -88,6 +113,31 @@ class Lineage:
                 found.append(self._close(lane, int(self._place[lane]) - 1, _CUT))
                 self._newest[lane], self._place[lane] = -1, 0
         return self._admit(np.concatenate(found))
+
+    def state(self, window: Window) -> dict[str, Any]:
+        """All of it, for a checkpoint, in arrays of its own. What is known of a row is told by age, or names the row by its key."""
+        state = {**self.links.state(window), "drawable": self.starts.state(window)}
+        if self._groups is not None:
+            return state | self._groups.state()
+        lanes = {"newest": self._newest.copy(), "place": self._place.copy()}
+        return state | lanes | {"candidates": self._candidates.state(self._place)}
+
+    def load(self, state: Mapping[str, Any], window: Window, keep_lanes: bool = True) -> Keys:
+        """Goes on from `state`, in a lineage that was just made, perhaps for another capacity. `window`: the rows that are there; where
+        they begin later than those of the state, the older ones count as evicted. Without `keep_lanes` all lanes are cut:
+        returns the rows that became drawable by that."""
+        self.links.load(state, window)
+        self.starts.load(state["drawable"], window)
+        if self._following.depth > 1 and len(state["drawable"]) > len(window):
+            self._exclude_where_stacks_are_gone(window)
+        if self._groups is not None:
+            self._groups.load(state)
+            return NONE
+        self._know(len(state["newest"]))
+        self._newest[: len(state["newest"])] = state["newest"]
+        self._place[: len(state["place"])] = state["place"]
+        self._candidates.load(state["candidates"], state["place"])
+        return NONE if keep_lanes else self.cut(range(len(self._newest)))
 
     def _step(self, first: int, lanes: NDArray[np.int64], end: NDArray[np.uint8]) -> Keys:
         """Consecutive rows, each of another lane, in ascending order."""
@@ -153,10 +203,19 @@ class Lineage:
         if not len(keys):
             return keys
         if self._following.depth > 1 and self.links.oldest:
-            path, count = self.links.walk_back(keys, self._following.depth)
-            keys = keys[(count == self._following.depth) | self.links.begins(path[:, -1])]
+            keys = keys[self._have_stacks(keys)]
         self.starts.admit(keys)
         return keys
+
+    def _have_stacks(self, keys: Keys) -> NDArray[np.bool_]:
+        """Whether each row's stack is there, as far back as its episode reaches."""
+        path, count = self.links.walk_back(keys, self._following.depth)
+        return (count == self._following.depth) | self.links.begins(path[:, -1])
+
+    def _exclude_where_stacks_are_gone(self, window: Window) -> None:
+        for first in range(window.first, window.stop, _BLOCK):
+            keys = np.arange(first, min(first + _BLOCK, window.stop))
+            self.starts.exclude(keys[~self._have_stacks(keys)])
 
     def _know(self, lanes: int) -> None:
         known = len(self._newest)

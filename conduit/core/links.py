@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.episodes import End
 from conduit.core.machine_code import load
+from conduit.core.ring import Window
 
 Keys = NDArray[np.int64]
 
@@ -14,6 +19,17 @@ Keys = NDArray[np.int64]
 _TERMINATED, _CUT = int(End.TERMINATED), int(End.CUT)
 
 _FARTHEST = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """What is known of some rows, each (n,). `begins`: whether it is its episode's first; `after`: its successor, -1 where there is
+    none by now; `end`: an `End`; `final`: the number of its final, -1 where it has none."""
+
+    begins: NDArray[np.bool_]
+    after: Keys
+    end: NDArray[np.uint8]
+    final: NDArray[np.int64]
 
 
 class Links:
@@ -125,6 +141,32 @@ class Links:
             here = (here + onward)[onward > 0]
             found.append(here[here >= first + rows])
         return np.unique(np.concatenate(found)) if found else here[:0]
+
+    def of(self, keys: Keys, finals_stop: int) -> Linked:
+        """What is known of live rows. `finals_stop`: the number that the next final will get."""
+        onward = self.onward(keys)
+        final = np.full(len(keys), -1)
+        ended = onward < 0
+        final[ended] = self.final_numbers(onward[ended], finals_stop)
+        after = np.where(onward > 0, keys + onward, -1)
+        return Linked(self.begins(keys), after, self._end.take(keys % self._capacity), final)
+
+    def state(self, window: Window) -> dict[str, NDArray[Any]]:
+        """What is known of each row of `window`, by age."""
+        low, rows = window.first % self._capacity, len(window)
+        wrapped = max(0, low + rows - self._capacity)
+        known = {"onward": self._onward, "back": self._back, "end": self._end}
+        return {name: np.concatenate((part[low : low + rows], part[:wrapped])) for name, part in known.items()}
+
+    def load(self, state: Mapping[str, NDArray[Any]], window: Window) -> None:
+        """Goes on from `state`, of which only the last rows may be there still, in links that were just made."""
+        self.oldest = window.first
+        slots = np.arange(window.first, window.stop) % self._capacity
+        gone = len(state["end"]) - len(slots)
+        self._onward[slots] = state["onward"][gone:]
+        # Of a larger ring: so far back there is no row here.
+        self._back[slots] = np.minimum(state["back"][gone:], _FARTHEST)
+        self._end[slots] = state["end"][gone:]
 
     def _follow(
         self, links: NDArray[np.signedinteger], sign: int, keys: Keys, rows: int

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from conduit.core.derived import Derived, Next, Stack
 from conduit.core.experience import Field, Schema, map_leaves
-from conduit.core.items import Chance, Entries, Followed, Item, NStep, Row
+from conduit.core.items import Chance, Entries, Followed, Group, Item, NStep, Row
 from conduit.core.lineage import Following
 from conduit.core.links import Links
 from conduit.core.signature import TERMINATED, TRUNCATED, top_level
@@ -99,7 +99,7 @@ class Recipe:
             object.__setattr__(self, "derive", dict(self.derive))
         if isinstance(self.item, type) or not isinstance(self.item, Item):
             raise SettingError(
-                f"item={self.item!r}: expected conduit.NStep(…), conduit.Sequence(…), conduit.Trajectory() or conduit.Row()"
+                f"item={self.item!r}: expected conduit.NStep(…), conduit.Sequence(…), conduit.Trajectory(), conduit.Group(…) or conduit.Row()"
             )
         if not isinstance(self.derive, Mapping):
             raise SettingError(
@@ -110,6 +110,11 @@ class Recipe:
                 raise SettingError(
                     f"derive={{{name!r}: {derived!r}}}: expected a leaf's name and conduit.Next(…) or conduit.Stack(…)"
                 )
+        if isinstance(self.item, Group) and self.derive:
+            raise SettingError(
+                f"derive={{{', '.join(map(repr, self.derive))}: …}} with {self.item}: derived leaves follow a lane from row to row, and a group's "
+                "rows are linked to each other instead. Push what the rows need as leaves of their own"
+            )
 
     @property
     def trivial(self) -> bool:
@@ -119,17 +124,26 @@ class Recipe:
     def check_fits(self, capacity: int) -> None:
         """SettingError where no entry could ever be drawn from a ring of `capacity` rows."""
         needs = self.item.needs
-        if not needs.partial and needs.ahead > capacity:
+        if needs.partial or needs.ahead <= capacity:
+            return
+        if isinstance(self.item, Group):
             raise SettingError(
-                f"{self.item}: an entry takes {needs.ahead:,} rows of an episode, and capacity={capacity:,} rows are kept, over all lanes: "
-                f"it could never be drawn. A capacity of {needs.ahead:,} or more, or pad=, would do"
+                f"{self.item}: an entry takes {needs.ahead:,} rows, and capacity={capacity:,} rows are kept, of all groups: it could never be "
+                f"drawn. A capacity of {needs.ahead:,} or more would do"
             )
+        raise SettingError(
+            f"{self.item}: an entry takes {needs.ahead:,} rows of an episode, and capacity={capacity:,} rows are kept, over all lanes: "
+            f"it could never be drawn. A capacity of {needs.ahead:,} or more, or pad=, would do"
+        )
 
     @property
     def following(self) -> Following:
         stacks = [each.depth for each in self.derive.values() if isinstance(each, Stack)]
         return Following(
-            self.item.needs, any(isinstance(each, Next) for each in self.derive.values()), max(stacks, default=1)
+            self.item.needs,
+            any(isinstance(each, Next) for each in self.derive.values()),
+            max(stacks, default=1),
+            self.item.by if isinstance(self.item, Group) else None,
         )
 
     def final_sources(self) -> tuple[str, ...]:
@@ -157,6 +171,8 @@ class Composition:
         hidden = {path for name in recipe.derive for path in self._names.get(name, ())}
         self._plain = tuple(path for path in stored.fields if path not in hidden)
         self._from_last: tuple[str, ...] = ()
+        if isinstance(self._item, Group):
+            _check_group(self._item, stored)
         if isinstance(self._item, NStep):
             fields |= self._n_step(self._item, stored)
             tree = {**tree, DISCOUNT: DISCOUNT, STEPS: STEPS}
@@ -296,6 +312,16 @@ class Composition:
 def return_dtype(reward: np.dtype[Any]) -> np.dtype[Any]:
     """Of sums of rewards: the reward's own if it is a float, else float32."""
     return np.dtype(np.float32) if reward.kind in "biu" else reward
+
+
+def _check_group(item: Group, stored: Schema) -> None:
+    """SchemaError unless rows say which group they are of."""
+    field = stored.fields.get(item.by)
+    if field is None or field.shape or field.dtype.kind not in "iu":
+        got = f"none of the stored leaves ({', '.join(stored.fields)})" if field is None else str(field)
+        raise SchemaError(
+            f"Group(by={item.by!r}): it is {got}; expected a leaf of whole numbers, one a row, such as int64[]"
+        )
 
 
 def _positions(mask: NDArray[np.bool_]) -> Keys | None:

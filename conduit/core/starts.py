@@ -56,6 +56,18 @@ class Starts:
         self.count -= int(np.count_nonzero(evicted))
         evicted[:] = False
 
+    def state(self, window: Window) -> NDArray[np.bool_]:
+        """Whether each row of `window` is drawable, by age."""
+        low, rows = window.first % self._capacity, len(window)
+        parts = self._drawable[low : low + rows], self._drawable[: max(0, low + rows - self._capacity)]
+        return np.concatenate(parts)
+
+    def load(self, drawable: NDArray[np.bool_], window: Window) -> None:
+        """The rows of `window` are drawable as the last ones of `drawable`; in a set that was just made."""
+        slots = np.arange(window.first, window.stop) % self._capacity
+        self._drawable[slots] = drawable[len(drawable) - len(slots) :]
+        self.count = int(np.count_nonzero(self._drawable))
+
     def choose(self, random: np.random.Generator, rows: int, window: Window) -> Keys:
         """`rows` drawable keys of `window`, each with equal chance, with replacement. There must be one.
 

@@ -60,7 +60,16 @@ class Trajectory:
         return conduit.Trajectory(self.multiple)
 
 
-Item = Row | NStep | Sequence | Trajectory
+@dataclass(frozen=True)
+class Group:
+    size: int
+    by: str = "prompt"
+
+    def made(self) -> Any:
+        return conduit.Group(self.size, by=self.by)
+
+
+Item = Row | NStep | Sequence | Trajectory | Group
 
 
 @dataclass(frozen=True)
@@ -163,6 +172,8 @@ class Rules:
         item = self.item
         if isinstance(item, Row):
             return self._is_usable(row)
+        if isinstance(item, Group):
+            return row.key in self.groups()
         if isinstance(item, NStep):
             most = max(item.values)
             chain = self._chain(row, most)
@@ -173,6 +184,19 @@ class Rules:
             trained = self._trained(row)
             return len(trained) == item.length or (item.pad is not None and len(trained) > 0 and self._has_ended(row))
         return row.place == 0 and self._has_ended(row) and self._is_usable(row)
+
+    def groups(self) -> dict[int, list[Stored]]:
+        """All whole groups by their first rows: of the rows with one value, each `size` that came after each other."""
+        assert isinstance(self.item, Group)
+        unfinished: dict[int, list[Stored]] = {}
+        whole: dict[int, list[Stored]] = {}
+        for row in self.model.rows:
+            value = int(row.leaves[self.item.by])
+            group = unfinished.setdefault(value, [])
+            group.append(row)
+            if len(group) == self.item.size:
+                whole[group[0].key] = unfinished.pop(value)
+        return whole
 
     def _has_next(self, row: Stored) -> bool:
         return row.successor is not None or row.final is not None or row.end == TERMINATED
@@ -227,6 +251,8 @@ class Rules:
             trained += [None] * (item.length - len(trained))
             burn_in = [self._burned_in(row, row.place - item.stride * i) for i in range(item.burn_in, 0, -1)]
             return self._over_time(burn_in + trained, item.pad == "repeat")
+        if isinstance(item, Group):
+            return self._over_time([*self.groups()[key]], False)
         rows = self.trajectory(row)
         return self._over_time(rows + [None] * ((width or len(rows)) - len(rows)), False)
 

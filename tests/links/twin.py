@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.links.reference import (
     TRUNCATED,
     Derive,
     Entry,
+    Group,
     Item,
     Leaves,
     Model,
@@ -63,11 +65,20 @@ def together(rows: Several[Leaves]) -> Any:
 
 
 class Twin:
-    """`ends`: by lane, "open", "terminated", "truncated", or None where the lane's row isn't valid."""
+    """`leaves`: those of row number so-and-so, which ends so. `ends`: by lane, "open", "terminated", "truncated", or None
+    where the lane's row isn't valid."""
 
     def __init__(
-        self, item: Item, derive: Derive, capacity: int, *, model: Model | None = None, **settings: Any
+        self,
+        item: Item,
+        derive: Derive,
+        capacity: int,
+        *,
+        model: Model | None = None,
+        leaves: Callable[[int, str], dict[str, Any]] = leaves_of,
+        **settings: Any,
     ) -> None:
+        self._leaves = leaves
         made: dict[str, Any] = {} if item == Row() else {"item": item.made()}
         if derive:
             made["derive"] = {name: each.made() for name, each in derive.items()}
@@ -100,7 +111,7 @@ class Twin:
     def push(self, actor: int, ends: Several[str | None], with_final: bool = False, **settings: Any) -> None:
         first = self.pushed
         places = np.cumsum([end is not None for end in ends]) - 1
-        rows = [leaves_of(first + int(place), end or OPEN) for place, end in zip(places, ends, strict=True)]
+        rows = [self._leaves(first + int(place), end or OPEN) for place, end in zip(places, ends, strict=True)]
         ended = [first + int(place) for place, end in zip(places, ends, strict=True) if end not in (None, OPEN)]
         if with_final and ended:
             settings["final"] = together([final_of(number) for number in ended])
@@ -120,7 +131,7 @@ class Twin:
         """`end` may be "cut", too."""
         first = self.pushed
         said = TRUNCATED if end == CUT else end
-        rows = [leaves_of(first + i, said if i == length - 1 else OPEN) for i in range(length)]
+        rows = [self._leaves(first + i, said if i == length - 1 else OPEN) for i in range(length)]
         if with_final and end in (TERMINATED, TRUNCATED):
             settings["final"] = nested(final_of(first + length - 1))
         if end == CUT:
@@ -210,7 +221,7 @@ class Twin:
         return self.entry(key, possible[m])
 
     def _check_info(self, info: conduit.SampleInfo, keys: list[int], entries: list[Entry]) -> None:
-        if isinstance(self.rules.item, Sequence | Trajectory):
+        if isinstance(self.rules.item, Sequence | Trajectory | Group):
             mask = exchange.to_numpy(info.mask)
             assert mask.dtype == np.bool_
             assert mask.tolist() == [entry.real for entry in entries], f"keys {keys}; {self.told()}"
