@@ -1,17 +1,25 @@
 """Conduit: an experience data plane for distributed reinforcement learning."""
 
-from conduit import errors
+from conduit import datasets, errors
+from conduit.core.archive import Archive
 from conduit.core.batch import Batch, SampleInfo
+from conduit.core.checkpoint import Saved
 from conduit.core.derived import Next, Stack
 from conduit.core.episodes import End, Fragment, Step
 from conduit.core.experience import Field, Schema
 from conduit.core.hook import register_delivery, register_ingestion
-from conduit.core.items import NStep, Row, Sequence, Trajectory
+from conduit.core.items import Group, NStep, Row, Sequence, Trajectory
+from conduit.core.limiter import MinSize, Queue, SampleToInsertRatio
+from conduit.core.ordered import Fifo, Lifo, MaxHeap, MinHeap
+from conduit.core.passes import WithoutReplacement
 from conduit.core.placement import Placement
 from conduit.core.priorities import PriorityUpdate
 from conduit.core.prioritized import Prioritized
 from conduit.core.sampling import Uniform
 from conduit.core.semantics import Schedule
+from conduit.core.spread import Recency, Stratified
+from conduit.core.table import Table
+from conduit.mixture import Mixture, MixtureBatch, MixtureInfo
 from conduit.ports import Actor, Learner
 from conduit.store import Store
 from conduit.topology.endpoint import Endpoint, Tier
@@ -20,28 +28,46 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Actor",
+    "Archive",
     "Batch",
     "End",
     "Endpoint",
     "Field",
+    "Fifo",
     "Fragment",
+    "Group",
     "Learner",
+    "Lifo",
+    "MaxHeap",
+    "MinHeap",
+    "MinSize",
+    "Mixture",
+    "MixtureBatch",
+    "MixtureInfo",
     "NStep",
     "Next",
     "Placement",
     "Prioritized",
     "PriorityUpdate",
+    "Queue",
+    "Recency",
     "Row",
     "SampleInfo",
+    "SampleToInsertRatio",
+    "Saved",
     "Schedule",
     "Schema",
     "Sequence",
     "Stack",
     "Step",
     "Store",
+    "Stratified",
+    "Table",
     "Tier",
     "Trajectory",
     "Uniform",
+    "WithoutReplacement",
+    "datasets",
     "errors",
     "register_delivery",
     "register_ingestion",

@@ -8,6 +8,8 @@ from enum import StrEnum
 from types import ModuleType
 from typing import Annotated
 
+from conduit.core.archive import Archive
+from conduit.core.placement import format_bytes
 from conduit.errors import ConduitError, MissingExtraError
 
 try:
@@ -66,6 +68,15 @@ def demo(
         module, backend and str(backend), seed=seed, steps=steps, episodes=evaluate, compare=compare, inline=inline
     )
     raise typer.Exit(0 if solved else 1)
+
+
+@app.command()
+def verify(folder: Annotated[str, typer.Argument(help="Where Store.save wrote it.")]) -> None:
+    """Reads every byte of a checkpoint, and says whether it is whole."""
+    found = Archive(folder).verify()
+    typer.echo(
+        f"{folder} is whole: generation {found.generation}, {found.arrays} arrays in {found.files} files, {format_bytes(found.size_bytes)}"
+    )
 
 
 def main() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import optree
 from numpy.typing import NDArray
 
 from conduit.clock import Condition
@@ -14,16 +16,17 @@ from conduit.core.backend import Target
 from conduit.core.batch import Batch
 from conduit.core.delivery import Delivery, Request
 from conduit.core.episodes import End, Rows, Step
-from conduit.core.experience import Tree
-from conduit.core.halt import Halt, check_timeout
+from conduit.core.experience import Schema, Tree, map_leaves
+from conduit.core.halt import Halt, Waiters, check_timeout
 from conduit.core.ingestion import Ingestion
 from conduit.core.ledger import Ledger, PortCall
-from conduit.core.order import Order
+from conduit.core.order import Order, Turn
+from conduit.core.plain import is_plain
 from conduit.core.rollout import ActorLanes, Rollout
 from conduit.core.semantics import Numbering
 from conduit.core.signature import Signature
 from conduit.core.staging import Outbox, Staged
-from conduit.errors import ClosedError, HandOverError, SchemaError, WaitTimeout
+from conduit.errors import CancelledError, ClosedError, HandOverError, SchemaError, WaitTimeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,11 @@ class Actor:
             self._path.rollout.end_unit(self._lanes, known, self._deadline())
             self._path.ingestion.catch_up()
 
+    def cancel(self) -> int:
+        """Ends the pushes of this actor that wait for room, or for a limiter, with CancelledError: nothing of them was taken. Returns
+        how many. Called from another thread."""
+        return self._lanes.waiters.cancel()
+
     def close(self) -> None:
         """The actor leaves: its open lanes are cut. Pushed rows stay."""
         self._closed = True
@@ -200,6 +208,7 @@ class Learner:
         self._index = index
         self._requests: dict[int, Request] = {}
         self._puller: PortCall | None = None
+        self._waiters = Waiters(path.halt)
 
     def pull(self, *, timeout_s: float | None = None) -> Batch:
         """The learner's next batch, in memory that belongs to the caller.
@@ -232,6 +241,86 @@ class Learner:
         """Batches that are ready and not pulled."""
         return len(self._path.outbox)
 
+    @property
+    def number(self) -> int:
+        """The number of the batch that the next pull asks for."""
+        return self._path.numbering.number(self._index)
+
+    def cancel(self) -> int:
+        """Ends the pulls of this learner that wait, with CancelledError; the next pull asks for the same batch. One that prepares its
+        batch itself goes on. Returns how many. Called from another thread."""
+        return self._waiters.cancel()
+
+    def why_waiting(self, now_s: float) -> list[str]:
+        """Who waits in a pull, how long, and what for; a line each."""
+        waiting, number = self._waiters.now(), self.number
+        behind = f"{self._what(number)}: {_why_not_mine()}"
+        return [
+            f"{each.who} has waited {now_s - each.since_s:.1f} s for {behind if each.why is _why_not_mine else self._why(number)}"
+            for each in waiting
+        ]
+
+    def state(self, to_numpy: Callable[[Any], NDArray[Any]], deadline_s: float) -> dict[str, Any]:
+        """For a checkpoint, in a turn of the order: which batch comes next, what is staged, and what was asked for and isn't
+        drawn. What is drawn is waited for: it needs no turn. A batch that somebody is pulling at this very moment may be either."""
+        path, clock = self._path, self._path.halt.clock
+        while (state := self._state(to_numpy)) is None:
+            path.halt.check()
+            if clock.now() >= deadline_s:
+                raise WaitTimeout(f"save: learner {self.rank}'s batches were drawn, and are still being prepared")
+            clock.sleep(0.001)
+        return state
+
+    def _state(self, to_numpy: Callable[[Any], NDArray[Any]]) -> dict[str, Any] | None:
+        path, numbering = self._path, self._path.numbering
+        with path.turnstile:
+            index = self._index
+            requests = {i: request for i, request in self._requests.items() if i >= index}
+            drawn = [i for i, request in requests.items() if request.turn.begun]
+            staged = path.outbox.look(
+                [numbering.number(i) for i in drawn], lambda each: _plain_batch(each.batch, to_numpy)
+            )
+        if len(staged) < len(drawn):
+            return None
+        # Of each request that is to be made again, its first batch, the lag that this was asked with, and its place in the order.
+        firsts = {
+            id(request): (i, request.lags[0], path.order.place_of(request.turn))
+            for i, request in sorted(requests.items(), reverse=True)
+            if path.overlap and not request.turn.begun
+        }
+        return {
+            "world": self.world,
+            "index": index,
+            "staged": {i: staged[numbering.number(i)] for i in sorted(drawn)},
+            "asked": sorted(firsts.values()),
+        }
+
+    def load(self, state: Mapping[str, Any], schema: Schema | None) -> None:
+        """Goes on from what was saved, in a learner that was just made. `schema`: of batches, for those whose trees couldn't be told."""
+        self._index = state["index"]
+        for index, told in state["staged"].items():
+            number = self._path.numbering.number(index)
+            leaves = {str(i): leaf for i, leaf in enumerate(told["leaves"])}
+            request = Request(
+                [number],
+                [told["info"]["priority_lag"]],
+                self._path.batch_size,
+                self._path.stream,
+                self._path.outbox.put,
+            )
+            request.turn = Turn()
+            request.turn.begun = True
+            self._requests[index] = request
+            tree = told["tree"]
+            if tree is None:
+                assert schema is not None
+                tree = optree.tree_unflatten(schema.structure, list(leaves))
+            self._path.outbox.put(number, self._path.delivery.restage(leaves, tree, told["info"]))
+        with self._path.turnstile:
+            for index, lag, place in state["asked"]:
+                if index not in self._requests:
+                    self._ask(index, lag, place)
+
     def skip_to_iteration(self, iteration: int) -> None:
         """What `Store.advance` does to its learners: batches of earlier iterations are wanted no more; their requests are
         withdrawn, and what is staged of them is dropped."""
@@ -253,7 +342,8 @@ class Learner:
         try:
             with turnstile:
                 if self._puller is not None:
-                    path.halt.wait(turnstile, lambda: self._puller is None, deadline_s, _why_not_mine)
+                    with self._waiters:
+                        path.halt.wait(turnstile, lambda: self._puller is None, deadline_s, _why_not_mine)
                 self._puller = call
                 index = self._index
                 request = self._request(index)
@@ -284,13 +374,15 @@ class Learner:
                 self._ask(ahead)
         return request
 
-    def _ask(self, index: int) -> Request:
-        """Asks for the batches of `index`'s group, from `index` on. The turnstile is held."""
+    def _ask(self, index: int, lag: int | None = None, place: float = math.inf) -> Request:
+        """Asks for the batches of `index`'s group, from `index` on. `lag`, `place`: of that one, if a checkpoint brings it back. The
+        turnstile is held."""
         path, numbering = self._path, self._path.numbering
         stop = numbering.group(index).stop
         numbers = range(numbering.number(index), numbering.number(stop), numbering.world)
-        lags = range(index - self._index, stop - self._index)
-        request = path.delivery.request(numbers, lags, path.batch_size, path.outbox.put, path.stream)
+        lag = index - self._index if lag is None else lag
+        lags = range(lag, lag + stop - index)
+        request = path.delivery.request(numbers, lags, path.batch_size, path.outbox.put, path.stream, place)
         for i in range(index, stop):
             self._requests[i] = request
         if path.overlap:
@@ -302,11 +394,11 @@ class Learner:
         waits = not request.turn.begun
         try:
             staged = path.outbox.take(number) if len(path.outbox) else None
-            if staged is None and path.order.settle(request.turn, deadline_s):
+            if staged is None and not waits and not path.overlap:
                 staged = self._await(request, deadline_s, number)
             elif staged is None:
-                with path.ingestion.hurried(deadline_s):
-                    staged = self._await(request, deadline_s, number)
+                with self._waiters:
+                    staged = self._wait_for(request, deadline_s, number)
             if staged is not None and isinstance(staged.batch, HandOverError):
                 raise staged.batch
         # In line nobody else would serve the request, and nobody at all serves one that failed: the next pull makes it anew.
@@ -314,12 +406,22 @@ class Learner:
             if not path.overlap or isinstance(error, HandOverError):
                 self._give_up(index)
             if isinstance(error, WaitTimeout):
-                raise WaitTimeout(self._why(number)) from None
+                raise WaitTimeout(f"{self._what(number)} timed out: {self._missing(number)}") from None
+            if isinstance(error, CancelledError):
+                raise CancelledError(f"{self._what(number)} was cancelled: {self._missing(number)}") from None
             raise
         finally:
             if waits:
                 _attribute(call, request, path.ingestion.rows_came_s(), path.halt.clock.now())
         return staged
+
+    def _wait_for(self, request: Request, deadline_s: float, number: int) -> Staged | None:
+        """`_await` for a request whose turn hasn't come: where rows are missing, those that are on their way are hurried."""
+        path = self._path
+        if path.order.settle(request.turn, deadline_s):
+            return self._await(request, deadline_s, number)
+        with path.ingestion.hurried(deadline_s):
+            return self._await(request, deadline_s, number)
 
     def _await(self, request: Request, deadline_s: float, number: int) -> Staged | None:
         """Batch `number` as soon as it is staged, which in line is done here; None if it is not wanted any more."""
@@ -328,7 +430,7 @@ class Learner:
             return path.outbox.wait_take(number, deadline_s)
         try:
             path.delivery.step(request, deadline_s)
-        except (WaitTimeout, HandOverError):
+        except (WaitTimeout, CancelledError, HandOverError):
             raise
         # A draw that was begun can't be repeated with the same priorities: the store must not go on as if nothing had happened.
         except BaseException as error:
@@ -345,11 +447,32 @@ class Learner:
             self._path.delivery.give_up(request)
 
     def _why(self, number: int) -> str:
+        return f"{self._what(number)}: {self._missing(number)}"
+
+    def _what(self, number: int) -> str:
+        if self._path.stream != 0:
+            return "sample()"
+        return f"pull of batch {number} (learner {self.rank} of {self.world})"
+
+    def _missing(self, number: int) -> str:
         path = self._path
-        what = f"pull of batch {number} (learner {self.rank} of {self.world})" if path.stream == 0 else "sample()"
         missing = path.delivery.missing(path.batch_size, number)
         more = path.explain(number) if missing else ""
-        return f"{what} timed out: {missing or 'it is being prepared'}{f'; {more}' if more else ''}"
+        return f"{missing or 'it is being prepared'}{f'; {more}' if more else ''}"
+
+
+def _plain_batch(batch: Batch | HandOverError, to_numpy: Callable[[Any], NDArray[Any]]) -> dict[str, Any]:
+    """A staged batch as NumPy arrays of its own, and the tree they are in with their places in it."""
+    if isinstance(batch, HandOverError):
+        raise batch
+    leaves = optree.tree_leaves(batch.data)
+    places = iter(range(len(leaves)))
+    tree = map_leaves(lambda leaf: str(next(places)), batch.data)
+    return {
+        "leaves": [np.array(to_numpy(leaf)) for leaf in leaves],
+        "tree": tree if is_plain(tree) else None,
+        "info": batch.info.plain(to_numpy),
+    }
 
 
 def _why_not_mine() -> str:

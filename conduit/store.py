@@ -1,42 +1,53 @@
-"""The Store: the only place where the parts are wired together."""
+"""The Store: what actors, learners and trainers have to do with."""
 
 from __future__ import annotations
 
+import math
 import threading
+import warnings
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
-from numbers import Integral
+from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from conduit import backends
 from conduit.backends import exchange
-from conduit.clock import Clock, RealClock, Task
+from conduit.clock import Clock, Task
+from conduit.core.archive import Archive, Reading
 from conduit.core.backend import Backend, Target
 from conduit.core.batch import Batch
-from conduit.core.buffer import ExperienceBuffer
-from conduit.core.chain import IngestionChain
-from conduit.core.delivery import Delivery
+from conduit.core.checkpoint import Loader, Saved, Saver
 from conduit.core.derived import Derived
-from conduit.core.halt import Halt, check_timeout
-from conduit.core.hook import Hook, check_chain
-from conduit.core.ingestion import Ingestion
-from conduit.core.items import Item, Row
+from conduit.core.experience import Tree
+from conduit.core.halt import Halt, Waiters
+from conduit.core.hook import Hook
+from conduit.core.items import Item
+from conduit.core.iteration import OnPolicyRollout
 from conduit.core.ledger import Ledger
-from conduit.core.order import Order
-from conduit.core.placement import Bytes, Placement, parse_budgets
-from conduit.core.priorities import Priorities, PriorityUpdate
-from conduit.core.recipe import Recipe
-from conduit.core.rollout import ActorLanes, OffPolicyRollout, OnPolicyRollout, WhenFull
-from conduit.core.sampling import DrawStream, Sampling
-from conduit.core.semantics import Numbering, OffPolicy, OnPolicy, Schedule, Semantics, check_whole, semantics_of
-from conduit.core.signature import Signature
-from conduit.core.staging import Inbox, Outbox
-from conduit.errors import CapacityError, ClosedError, PriorityError, SettingError, WaitTimeout
+from conduit.core.limiter import Limiter
+from conduit.core.placement import Bytes, Placement
+from conduit.core.priorities import PriorityUpdate
+from conduit.core.rollout import ActorLanes, OffPolicyRollout, WhenFull
+from conduit.core.sampling import Sampling
+from conduit.core.semantics import Bounded, Numbering, OnPolicy, Schedule, check_whole
+from conduit.core.snapshot import Snapshot, StoredRows
+from conduit.core.table import MAIN, LiveTable, Table
+from conduit.errors import (
+    CancelledError,
+    CapacityError,
+    CheckpointWarning,
+    ClosedError,
+    PriorityError,
+    SettingError,
+    WaitTimeout,
+)
 from conduit.ports import Actor, Learner, PathIn, PathOut
+from conduit.roster import ActorRoster, Roster
+from conduit.settings import Settings
 from conduit.topology.endpoint import Endpoint
+from conduit.wiring import wire
 
 CLOSING_S = 1.0
 """How long `close()` waits for the operators' threads."""
@@ -49,14 +60,18 @@ class Store:
     """Holds experience between actors and learners.
 
     - `backend`: "torch", "jax", "reference", or a Backend of your own.
-    - `mode`: "off_policy" needs `capacity`, in rows, and takes a `sampler` (`Uniform()` by default); "on_policy" needs
-      `rollout_unit`, the rows of an iteration (steps × lanes, over all actors), and takes `epochs` (1). `batch_size`: rows of a
-      batch, for each learner. `seed`: of all draws.
-    - `item`: what one entry of a batch is: `Row()`, `NStep`, `Sequence` or `Trajectory`, started at a drawn row. `derive`: leaves
+    - `mode`: "off_policy" needs `capacity`, in rows; "on_policy" needs `rollout_unit`, the rows of an iteration (steps × lanes,
+      over all actors), and takes `epochs` (1); "bounded" needs `capacity` and `max_staleness`, in policy versions: every row once,
+      the oldest first. `batch_size`: rows of a batch, for each learner. `seed`: of all draws.
+    - `sampler`: which rows a batch gets (`Uniform()` by default); `max_times_sampled`: how often a row can be drawn; `limiter`: keeps
+      pushes and draws in step. `tables`: more such views of the same rows, by name. `remover`: which rows leave when the store is
+      full: `Fifo()`, the oldest, by default; others only where rows stand alone. Off-policy.
+    - `item`: what one entry of a batch is: `Row()`, `NStep`, `Sequence`, `Trajectory` or `Group`, started at a drawn row. `derive`: leaves
       made as batches are read, {"next_obs": Next("obs")}. Off-policy.
     - `ingestion`, `delivery`: hooks, in the order in which they run (paper Fig. 8).
     - `placement`: "auto" (pageable host), an endpoint or several with equal shares, by name ("pageable", "device:3"), or a
-      `Placement` with shares. `budgets`: bytes by tier, {"pageable": "24GiB"}, a device's for each device.
+      `Placement` with shares. `budgets`: bytes by tier, {"pageable": "24GiB"}, a device's for each device. `disk`: the folder of
+      rows that are placed on "disk" (by default $CONDUIT_DISK, or the folder for temporary files).
     - `schedule`: None runs everything in line. `exact`: every batch is drawn at its pull, after the latest priorities.
     - `inbox_units`: how many pushes may wait for an overlapped ingestion (64, or 4 · g_ing if that is more); `when_full`:
       whether one more blocks or is dropped and counted.
@@ -74,12 +89,17 @@ class Store:
         self,
         *,
         backend: str | Backend[Any] = "torch",
-        mode: Literal["off_policy", "on_policy"] = "off_policy",
+        mode: Literal["off_policy", "on_policy", "bounded"] = "off_policy",
         batch_size: int,
         capacity: int | None = None,
         rollout_unit: int | None = None,
         epochs: int | None = None,
+        max_staleness: int | None = None,
         sampler: Sampling | None = None,
+        max_times_sampled: int | None = None,
+        limiter: Limiter | None = None,
+        tables: Mapping[str, Table] | None = None,
+        remover: Sampling | None = None,
         item: Item | None = None,
         derive: Mapping[str, Derived] | None = None,
         seed: int = 0,
@@ -87,6 +107,7 @@ class Store:
         delivery: Sequence[Hook] = (),
         placement: str | Endpoint | Placement | Sequence[str | Endpoint] = "auto",
         budgets: Mapping[str, Bytes] | None = None,
+        disk: str | PathLike[str] | None = None,
         schedule: Schedule | None = None,
         exact: bool = False,
         inbox_units: int | None = None,
@@ -94,73 +115,61 @@ class Store:
         timeout_s: float = 60.0,
         clock: Clock | None = None,
     ) -> None:
-        _check_settings(sampler, seed, timeout_s)
-        self._backend = backends.load(backend)
-        recipe = Recipe(Row() if item is None else item, {} if derive is None else derive)
-        self._semantics = semantics_of(mode, capacity, batch_size, rollout_unit, epochs, sampler, exact)
-        if isinstance(self._semantics, OnPolicy) and not recipe.trivial:
-            raise SettingError(
-                "item and derive are off-policy settings: an on-policy iteration delivers each of its rows as it was pushed"
-            )
-        recipe.check_fits(self._semantics.capacity)
-        self._schedule = self._semantics.resolve(schedule)
-        self._delivery_hooks = check_chain(delivery, "delivery")
-        self._timeout_s = timeout_s
-        self._seed = seed
-        self._clock = clock or RealClock()
-        self._halt = Halt(self._clock)
-        self._ledger = Ledger(self._clock)
-        self._halt.tell_waited = self._ledger.waited
-        self._order = Order(self._halt)
-        self._placement = Placement.of(placement, self._backend.endpoints())
-        self._buffer = ExperienceBuffer(
-            self._backend, self._semantics.capacity, self._placement, parse_budgets(budgets), self._halt, recipe
+        self._settings = Settings(
+            backend=backend if isinstance(backend, str) else None,
+            mode=mode,
+            batch_size=batch_size,
+            capacity=capacity,
+            rollout_unit=rollout_unit,
+            epochs=epochs,
+            max_staleness=max_staleness,
+            sampler=sampler,
+            max_times_sampled=max_times_sampled,
+            limiter=limiter,
+            tables=tables,
+            remover=remover,
+            item=item,
+            derive=derive,
+            seed=seed,
+            schedule=schedule,
+            exact=exact,
+            inbox_units=inbox_units,
+            when_full=when_full,
+            timeout_s=timeout_s,
+            budgets=budgets,
         )
-        self._sampler = self._semantics.sampling.start(self._semantics.capacity, seed, self._buffer.starts)
-        self._choices = DrawStream(seed)
-        chain = IngestionChain(
-            check_chain(ingestion, "ingestion"), isinstance(self._semantics, OnPolicy), recipe.final_sources()
+        self._wiring = wiring = wire(
+            self._settings,
+            backend=backend,
+            ingestion=ingestion,
+            delivery=delivery,
+            placement=placement,
+            disk=disk,
+            clock=clock,
         )
-        self._rollout, inbox = self._intake(chain.needs_edges or not recipe.trivial, inbox_units, when_full)
-        self._ingestion = Ingestion(
-            chain=chain,
-            inbox=inbox,
-            rollout=self._rollout,
-            buffer=self._buffer,
-            sampler=self._sampler,
-            order=self._order,
-            halt=self._halt,
-            ledger=self._ledger,
-            overlap=self._schedule.overlap_ing,
-        )
-        # Where a push is written before it returns, into memory that is written at once, its arrays need no copy before.
-        written_at_once = (
-            isinstance(self._semantics, OffPolicy)
-            and not ingestion
-            and not self._schedule.overlap_ing
-            and self._schedule.g_ing == 1
-            and all(endpoint.is_host for endpoint in self._placement.endpoints)
-        )
-        self._signature = Signature(
-            exchange.to_numpy,
-            self._semantics.sampling.prioritized,
-            self._sampler.highest_priority,
-            copies=not written_at_once,
-            finals_of=recipe.final_sources(),
-        )
+        self._clock, self._halt, self._ledger, self._order = wiring.clock, wiring.halt, wiring.ledger, wiring.order
+        self._backend, self._buffer, self._rollout = wiring.backend, wiring.buffer, wiring.rollout
+        self._semantics, self._schedule = wiring.semantics, wiring.schedule
         self._ports = self._halt.condition("ports")
-        self._actor_count = self._lane_count = self._on_demand = 0
-        self._free_lanes: dict[int, list[range]] = {}
-        """Lanes of actors that were closed, by how many."""
-        self._learners: dict[int, Learner] = {}
-        self._on_demand_paths: dict[Target, PathOut] = {}
-        self._priorities = Priorities(exchange, self._order, self._buffer, self._sampler)
+        self._on_demand = 0
+        self._actors = ActorRoster()
+        self._pushers: weakref.WeakSet[Waiters] = weakref.WeakSet()
+        """Of the actors that are there."""
+        self._learners = Roster()
+        self._on_demand_paths: dict[tuple[str, Target], PathOut] = {}
+        self._asking: set[Learner] = set()
+        """Those that `sample` made, while they wait."""
+        self._stale_rows = 0
+        self._saver = Saver(wiring.kept)
+        self._saving = self._halt.condition("saves")
+        self._is_saving = False
+        self._restored: dict[str, Any] | None = None
         self._tasks: list[Task] = []
         # Operators' threads hold the parts, not the store: a store that nobody refers to any more is closed.
         self._finalizer = weakref.finalize(self, _halt_quietly, self._halt)
         self._finalizer.atexit = False
         if self._schedule.overlap_ing:
-            self._tasks.append(self._clock.spawn(self._ingestion.run, "conduit-ingestion"))
+            self._tasks.append(self._clock.spawn(wiring.ingestion.run, "conduit-ingestion"))
 
     # Ports
 
@@ -169,31 +178,40 @@ class Store:
         check_whole("actor(lanes=…)", lanes)
         self._halt.check()
         with self._ports:
-            free = self._free_lanes.get(lanes)
-            numbers = free.pop() if free else range(self._lane_count, self._lane_count + lanes)
-            self._lane_count = max(self._lane_count, numbers.stop)
-            self._actor_count += 1
-            who = ActorLanes(self._actor_count - 1, numbers)
+            who = ActorLanes(*self._actors.claim(lanes), Waiters(self._halt))
+            self._pushers.add(who.waiters)
             self._rollout.join(who)
+        parts = self._wiring
         path = PathIn(
-            self._halt, self._ledger, self._signature, self._rollout, self._ingestion, self._timeout_s, self, self._free
+            self._halt, self._ledger, parts.signature, self._rollout, parts.ingestion, parts.timeout_s, self, self._free
         )
         return Actor(path, who)
 
     def learner(
-        self, rank: int = 0, world: int = 1, *, to: str | None = None, device: Any = None, sharding: Any = None
+        self,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        table: str = MAIN,
+        to: str | None = None,
+        device: Any = None,
+        sharding: Any = None,
     ) -> Learner:
-        """Learner `rank` of `world`, each made once. Batches come `to` "numpy", "torch" or "jax" (by default as the backend's
+        """Learner `rank` of `world` of a table, each made once. Batches come `to` "numpy", "torch" or "jax" (by default as the backend's
         own), on `device`, or for JAX split by `sharding` into one global array: a leaf with fewer axes by the sharding's first ones."""
         self._halt.check()
+        live = self._table(table)
         target = Target(to or self._backend.framework, device, sharding)
         self._backend.landing(target)
         with self._ports:
-            self._check_place(rank, world)
+            self._learners.check(table, rank, world)
             numbering = self._semantics.numbering(rank, world, self._schedule)
-            path = self._path_out(target, numbering, f"outbox of learner {rank}")
-            first = (numbering.per_iteration or 0) * self._rollout.version
-            learner = self._learners[rank] = Learner(path, rank, world, target, first)
+            path = self._wiring.path_out(live, target, numbering, f"outbox of learner {rank} of {table}", self)
+            saved, first = self._learners.claim(table, rank, world, numbering, self.version)
+            learner = Learner(path, rank, world, target, first)
+            self._learners.add(table, learner)
+            if saved is not None:
+                learner.load(saved, None if self._buffer.schema is None else self._buffer.batch_schema)
             if self._schedule.overlap_del:
                 self._tasks.append(self._clock.spawn(path.delivery.run, f"conduit-delivery-{rank}"))
         return learner
@@ -202,12 +220,14 @@ class Store:
         self,
         rows: int,
         *,
+        table: str = MAIN,
         to: str | None = None,
         device: Any = None,
         sharding: Any = None,
         timeout_s: float | None = None,
     ) -> Batch:
-        """A batch of `rows` rows on demand, drawn now. It disturbs no learner's batches. Off-policy only."""
+        """A batch of `rows` rows on demand, drawn now. It disturbs no learner's batches; but rows that a table gives only so many
+        times, and what a limiter counts, are the same for both. Not on-policy."""
         if isinstance(self._semantics, OnPolicy):
             raise SettingError(
                 "sample() draws off-policy; an on-policy store delivers each row exactly `epochs` times through learner.pull()"
@@ -215,62 +235,105 @@ class Store:
         check_whole("sample(rows)", rows)
         if rows > self._buffer.capacity:
             raise CapacityError(f"sample({rows}): the store holds {self._buffer.capacity} rows at most")
+        live = self._table(table)
+        live.check_sample(rows)
         target = Target(to or self._backend.framework, device, sharding)
         self._backend.landing(target)
         with self._ports:
             number, self._on_demand = self._on_demand, self._on_demand + 1
-            path = self._on_demand_paths.get(target)
+            path = self._on_demand_paths.get((table, target))
             if path is None:
-                path = self._path_out(target, Numbering(0, 1, 1, None), "outbox on demand")
-                self._on_demand_paths[target] = path
+                path = self._wiring.path_out(
+                    live, target, Numbering(0, 1, 1, None), f"outbox on demand of {table}", self
+                )
+                self._on_demand_paths[table, target] = path
         asker = Learner(replace(path, batch_size=rows, overlap=False, stream=_ON_DEMAND), 0, 1, target, number)
+        self._asking.add(asker)
         try:
-            return asker.pull(timeout_s=timeout_s)
-        except WaitTimeout:
+            with live.asked(rows, self._order.changed):
+                return asker.pull(timeout_s=timeout_s)
+        except (WaitTimeout, CancelledError):
             # Asked again, the same batch: unless somebody has asked for the next meanwhile.
             with self._ports:
                 if self._on_demand == number + 1:
                     self._on_demand = number
             raise
+        finally:
+            self._asking.discard(asker)
 
     # What the trainer tells the store
 
-    def update_priorities(self, keys: Any, priorities: Any) -> PriorityUpdate:
+    def update_priorities(self, keys: Any, priorities: Any, *, table: str = MAIN) -> PriorityUpdate:
         """Sets the raw priorities of rows `keys` (insertion numbers from `batch.info.keys`); eps is added. Arrays of any
         framework, on any device; what is on a device is copied while the caller goes on. It is known to every draw that is
-        asked for later, and to none before.
+        asked for later, and to none before. `table`: the one whose sampler is told; a remover that goes by priorities is always.
 
         Keys of evicted rows are stale and change nothing. PriorityError for NaN, infinite or negative priorities, naming the
         key; UnknownKeyError for keys that were never issued; neither changes anything."""
         with self._ledger.port("priorities"):
             self._halt.check()
-            if not self._semantics.sampling.prioritized:
+            self._table(table)
+            told = self._wiring.priorities[table]
+            if told is None:
                 raise PriorityError(
-                    "update_priorities: the store's sampler has no priorities; use sampler=conduit.Prioritized()"
+                    f"update_priorities: the sampler of table {table!r} has no priorities; use sampler=conduit.Prioritized()"
                 )
-            return self._priorities.update(keys, priorities)
+            return told.update(keys, priorities)
 
     def advance(self) -> int:
-        """On-policy: ends the iteration, drops its rows and what is staged of it, and returns the new version. UnitError
-        unless its rows were all pushed. Off-policy: counts the version of rows pushed from here on."""
+        """Counts the policy version of rows pushed from here on, and returns it.
+
+        On-policy: ends the iteration, and drops its rows and what is staged of it; UnitError unless its rows were all pushed.
+        Bounded: drops the rows that are too stale by it (`info()["stale_rows"]`)."""
         with self._ledger.port("advance"):
             self._halt.check()
-            if not isinstance(self._semantics, OnPolicy) or not isinstance(self._rollout, OnPolicyRollout):
+            if isinstance(self._semantics, OnPolicy) and isinstance(self._rollout, OnPolicyRollout):
+                with self._turn(), self._ports:
+                    # In the turn, so that of two threads that advance at once one is refused.
+                    self._rollout.check_whole()
+                    for learner in self._learners:
+                        learner.skip_to_iteration(self._rollout.version + 1)
+                    self._buffer.drop()
+                    version = self._rollout.advance()
+                self._ledger.end_iteration()
+                return version
+            if not isinstance(self._semantics, Bounded):
                 return self._rollout.advance()
-            turn = self._order.enter()
-            with (
-                self._order.serve(turn, self._deadline(None), lambda: "rows that were pushed are still being ingested"),
-                # So that a learner that is made now begins with the new iteration.
-                self._ports,
-            ):
-                # In the turn, so that of two threads that advance at once one is refused.
-                self._rollout.check_whole()
-                for learner in self._learners.values():
-                    learner.skip_to_iteration(self._rollout.version + 1)
-                self._buffer.drop()
-                version = self._rollout.advance()
-        self._ledger.end_iteration()
-        return version
+            assert isinstance(self._rollout, OffPolicyRollout)
+            with self._order.changed:
+                version = self._rollout.advance_held(self._deadline(None))
+                turn = self._order.enter_held()
+            try:
+                self._wiring.ingestion.catch_up()
+            except BaseException:
+                self._order.leave(turn)
+                raise
+            # No deadline: the version is counted, and what is ahead ends by itself.
+            with self._order.serve(turn, None, _why_ingesting), self._order.changed:
+                stale = self._buffer.older_than(version - self._semantics.max_staleness)
+                self._stale_rows += self._wiring.tables[MAIN].exclude(stale)
+                self._wiring.admission.changed()
+            return version
+
+    @contextmanager
+    def preloading(self) -> Iterator[None]:
+        """For the block, limiters hold nothing back: to fill the store beforehand. Of what is pushed they count only as much as the
+        first batch needs, and nothing of what is drawn. A `Queue` counts what can be drawn; of rows beyond the store's capacity the
+        oldest are lost, drawn or not. SettingError in mode "bounded", which loses none."""
+        if isinstance(self._semantics, Bounded):
+            raise SettingError(
+                "preloading() lifts limiters, and mode='bounded' has none to lift: while capacity rows wait to be drawn, pushes wait"
+            )
+        with self._behind_all(self._deadline(None)):
+            for table in self._wiring.tables.values():
+                table.begin_preloading()
+        try:
+            yield
+        finally:
+            # No deadline: what is ahead ends by itself, and limiters must not stay lifted.
+            with self._behind_all(None):
+                for table in self._wiring.tables.values():
+                    table.end_preloading(self._buffer.window)
 
     def rollout(self) -> AbstractContextManager[object]:
         """Marks the block as rollout in the ledger."""
@@ -279,6 +342,124 @@ class Store:
     def update(self) -> AbstractContextManager[object]:
         """Marks the block as learner update in the ledger."""
         return self._ledger.mark("update")
+
+    def read(self, first: int = 0, most: int | None = None) -> StoredRows:
+        """The next `most` live rows (by default all) from key `first` on, as they are stored, in host memory of their own. SchemaError
+        before the first row."""
+        check_whole("read(first)", first + 1)
+        count = self._buffer.capacity if most is None else most
+        check_whole("read(most)", count)
+        self._halt.check()
+        with self._turn():
+            snapshot = Snapshot(self._buffer, self._backend, first, count)
+        return snapshot.rows()
+
+    # What outlives it
+
+    def save(self, path: str | PathLike[str], *, overwrite: bool = False, timeout_s: float | None = None) -> Saved:
+        """Writes a checkpoint into the folder `path`: rows, priorities, links, counters, open lanes, and batches that are staged, as
+        they are after all that was pushed, drawn and updated before this call. Again into the same folder, it writes only
+        the rows that came since, beside what is kept of each row (some 10 to 30 bytes).
+
+        Pushes and pulls go on meanwhile; at the end they wait until what changed during the save has been copied in memory
+        (`Saved.paused_s`). The folder has the last whole checkpoint at any time, whatever happens to this process.
+
+        CheckpointError where the folder can't be written, is being written by another store, or holds something else, be it
+        another store's checkpoint, which `overwrite` replaces: nothing is changed then."""
+        deadline_s = self._deadline(timeout_s)
+        self._halt.check()
+        with self._saving:
+            self._halt.wait(self._saving, lambda: not self._is_saving, deadline_s, lambda: "another save is under way")
+            self._is_saving = True
+        try:
+            content = {"settings": self._settings.pack(), "hooks": list(self._wiring.hook_names)}
+            return self._saver.save(
+                Archive(path), content, lambda: self._ports_state(deadline_s), overwrite, deadline_s
+            )
+        finally:
+            with self._saving:
+                self._is_saving = False
+                self._saving.notify_all()
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | PathLike[str],
+        *,
+        backend: str | Backend[Any] | None = None,
+        capacity: int | None = None,
+        sampler: Sampling | None = None,
+        limiter: Limiter | None = None,
+        tables: Mapping[str, Table] | None = None,
+        ingestion: Sequence[Hook] = (),
+        delivery: Sequence[Hook] = (),
+        placement: str | Endpoint | Placement | Sequence[str | Endpoint] = "auto",
+        budgets: Mapping[str, Bytes] | None = None,
+        disk: str | PathLike[str] | None = None,
+        schedule: Schedule | None = None,
+        lanes: Literal["cut", "continue"] = "cut",
+        example: Tree = None,
+        timeout_s: float | None = None,
+        clock: Clock | None = None,
+    ) -> Self:
+        """A store that goes on from a checkpoint: with the same rows and keys, and the same stream of draws.
+
+        What is None is as it was saved; where that store had hooks, or a sampler that is a function's or a class of your own,
+        they must be given again. `backend` and `placement` may be others. `capacity`: in a smaller one the oldest rows are left out, of which
+        a CheckpointWarning and `info()["restored"]` tell; draws go on exactly only with an equal one.
+        `lanes`: "cut", since environments usually begin anew, ends every open lane; "continue" is for those that go on where they were: make
+        the actors that weren't closed again then, in the same order. Learners of the same rank and world go on with the next batch, staged ones first.
+        `example`: a row of the form that was pushed, needed only where rows nest in nodes other than dicts, lists and tuples.
+
+        CheckpointError for what is no whole checkpoint, or one of a newer Conduit; SettingError for what must be given again."""
+        if lanes not in ("cut", "continue"):
+            raise SettingError(f"restore(lanes={lanes!r}): expected 'cut' or 'continue'")
+
+        def made_from(reading: Reading) -> Self:
+            loader = Loader(reading)
+            settings = Settings.unpack(
+                loader.content["settings"], str(path), sampler=sampler, limiter=limiter, tables=tables, backend=backend
+            )
+            chosen = settings.backend if backend is None else backend
+            assert chosen is not None
+            store = cls(
+                backend=chosen,
+                mode=settings.mode,
+                batch_size=settings.batch_size,
+                capacity=settings.capacity if capacity is None else capacity,
+                rollout_unit=settings.rollout_unit,
+                epochs=settings.epochs,
+                max_staleness=settings.max_staleness,
+                sampler=settings.sampler,
+                max_times_sampled=settings.max_times_sampled,
+                limiter=settings.limiter,
+                tables=settings.tables,
+                remover=settings.remover,
+                item=settings.item,
+                derive=settings.derive,
+                seed=settings.seed,
+                ingestion=ingestion,
+                delivery=delivery,
+                placement=placement,
+                budgets=settings.budgets if budgets is None else budgets,
+                disk=disk,
+                schedule=settings.schedule if schedule is None else schedule,
+                exact=settings.exact,
+                inbox_units=settings.inbox_units,
+                when_full=settings.when_full,
+                timeout_s=settings.timeout_s if timeout_s is None else timeout_s,
+                clock=clock,
+            )
+            try:
+                store._take_up(loader, archive, lanes == "continue", example)
+            except BaseException:
+                store.close()
+                raise
+            return store
+
+        # From the start again if another checkpoint takes its place meanwhile.
+        archive = Archive(path)
+        return archive.read(made_from)
 
     # What the store tells
 
@@ -297,25 +478,66 @@ class Store:
 
     def __len__(self) -> int:
         """How many rows are live: ingested and not evicted."""
-        return len(self._buffer.window)
+        return len(self._buffer)
+
+    def can_insert(self, rows: int = 1) -> bool:
+        """Whether a push of `rows` rows, all of the running version, would be taken now, without a wait."""
+        check_whole("can_insert(rows)", rows)
+        admission = self._wiring.admission
+        with self._order.changed:
+            return (
+                self._rollout.has_room(rows)
+                and admission.is_idle
+                and admission.may_insert(rows)
+                and _is_allowed(lambda: admission.check(rows))
+            )
+
+    def can_sample(self, rows: int | None = None, *, table: str = MAIN) -> bool:
+        """Whether a batch of `rows` rows (by default batch_size) could be drawn now. Rows that are still being ingested, or gathered
+        for it (g_ing), don't count, though a pull would have them ingested."""
+        live = self._table(table)
+        wanted = self._semantics.batch_size if rows is None else rows
+        check_whole("can_sample(rows)", wanted)
+        number = min((learner.number for learner in self._learners.of(table).values()), default=0)
+        return _is_allowed(lambda: live.check_sample(wanted)) and self._order.between_turns(
+            lambda: live.missing(self._buffer.window, wanted, number) is None, False
+        )
+
+    def why_blocked(self) -> str:
+        """Who waits for the store right now (the thread's name), how long, what for, and what would end it; a line each. Empty if
+        nobody does."""
+        now_s = self._clock.now()
+        with self._order.changed:
+            lines = [
+                f"{each.who} has waited {now_s - each.since_s:.1f} s to push: {each.why()}"
+                for actor in list(self._pushers)
+                for each in actor.now()
+            ]
+        for learner in [*self._learners, *self._asking]:
+            lines += learner.why_waiting(now_s)
+        return "\n".join(lines)
 
     def info(self) -> dict[str, Any]:
         """Counters and settings, as plain values."""
-        window, schema, starts = self._buffer.window, self._buffer.schema, self._buffer.starts
+        schema, tables = self._buffer.schema, self._wiring.tables
+        told = [each for each in self._wiring.priorities.values() if each is not None]
         return {
             "backend": self._backend.name,
-            "mode": "on_policy" if isinstance(self._semantics, OnPolicy) else "off_policy",
-            "rows": len(window),
+            "mode": self._semantics.name,
+            "rows": len(self),
             "capacity": self._buffer.capacity,
-            "drawable_rows": len(window) if starts is None else starts.count,
-            "inserted": window.stop,
+            "drawable_rows": tables[MAIN].size(self._buffer.window),
+            "inserted": self._buffer.inserted,
             "dropped_rows": self._rollout.dropped_rows,
+            "stale_rows": self._stale_rows,
             "version": self.version,
             "row_bytes": schema.row_bytes if schema else None,
             "schema": str(schema) if schema else None,
             "bytes_by_endpoint": self._buffer.bytes_by_endpoint(),
-            "priorities": {"applied": self._priorities.applied, "stale": self._priorities.stale},
-            "staged_batches": {rank: learner.staged for rank, learner in self._learners.items()},
+            "priorities": {"applied": sum(each.applied for each in told), "stale": sum(each.stale for each in told)},
+            "staged_batches": {rank: each.staged for rank, each in self._learners.of(MAIN).items()},
+            "tables": {name: self._table_info(live) for name, live in tables.items()},
+            "restored": self._restored and {**self._restored, "dropped_batches": self._learners.dropped_batches},
             "schedule": asdict(self._schedule),
         }
 
@@ -340,91 +562,101 @@ class Store:
     ) -> None:
         self.close()
 
-    def _intake(
-        self, needs_edges: bool, inbox_units: int | None, when_full: WhenFull
-    ) -> tuple[OffPolicyRollout | OnPolicyRollout, Inbox]:
-        schedule, semantics = self._schedule, self._semantics
-        if when_full not in ("block", "drop"):
-            raise SettingError(f"when_full={when_full!r}: expected 'block' or 'drop'")
-        if isinstance(semantics, OnPolicy):
-            if when_full == "drop" or inbox_units is not None:
-                raise SettingError(
-                    "inbox_units and when_full are off-policy: an on-policy inbox is bounded by the iteration and drops nothing"
-                )
-            inbox = Inbox(self._halt, self._order, in_line=not schedule.overlap_ing, hold_back=False)
-            rows = semantics.rows_per_ingestion(schedule)
-            return OnPolicyRollout(self._halt, inbox, semantics.rollout_unit, rows, needs_edges), inbox
-        inbox = Inbox(self._halt, self._order, in_line=not schedule.overlap_ing, hold_back=schedule.overlap_ing)
-        units = semantics.units_per_ingestion(schedule)
-        limit = max(64, 4 * units) if inbox_units is None else inbox_units
-        return OffPolicyRollout(self._halt, inbox, units, limit, when_full, needs_edges), inbox
+    def _ports_state(self, deadline_s: float) -> dict[str, Any]:
+        """In a turn: what a checkpoint keeps of the ports."""
+        told = {name: [each.applied, each.stale] for name, each in self._wiring.priorities.items() if each is not None}
+        return {
+            "actors": self._actors.state(),
+            "on_demand": self._on_demand,
+            "stale_rows": self._stale_rows,
+            "priorities": told,
+            "learners": self._learners.state(lambda each: each.state(exchange.to_numpy, deadline_s)),
+        }
+
+    def _take_up(self, loader: Loader, archive: Archive, goes_on: bool, example: Tree) -> None:
+        """Goes on from a checkpoint, in a store that was just made."""
+        hooks, saved_hooks = self._wiring.hook_names, loader.content["hooks"]
+        if hooks != saved_hooks:
+            raise SettingError(
+                f"restore({archive.path!r}): the store that was saved had the hooks {saved_hooks}; got {hooks}. Give the same, in "
+                "ingestion= and delivery="
+            )
+        ports = loader.state["ports"]
+        self._saver.owner = loader.owner
+        left = None if goes_on else range(ports["actors"]["lanes"])
+        dropped = loader.load(self._wiring.kept, left, example)
+        self._saver.knows(archive, loader.known)
+        if goes_on:
+            self._actors.load(ports["actors"])
+        self._on_demand, self._stale_rows = ports["on_demand"], ports["stale_rows"]
+        for name, (applied, stale) in ports["priorities"].items():
+            told = self._wiring.priorities.get(name)
+            if told is not None:
+                told.applied, told.stale = applied, stale
+        self._learners.load(ports["learners"])
+        self._restored = {"path": archive.path, "rows": len(self), "dropped_rows": dropped}
+        if dropped:
+            warnings.warn(
+                f"{archive.path}: capacity={self._buffer.capacity} has no room for the {dropped} oldest rows of the checkpoint; they were left out",
+                CheckpointWarning,
+                stacklevel=3,
+            )
+
+    def _table_info(self, live: LiveTable) -> dict[str, Any]:
+        with self._order.changed:
+            at = replace(live.counted(self._buffer.window))
+        return {
+            "sampler": str(live.settings.sampler),
+            "limiter": None if live.limiter is None else str(live.limiter),
+            "max_times_sampled": live.settings.max_times_sampled,
+            "drawable_rows": at.size,
+            "inserted": at.inserted,
+            "sampled": at.sampled,
+        }
+
+    def _table(self, name: str) -> LiveTable:
+        tables = self._wiring.tables
+        if name not in tables:
+            raise SettingError(f"table={name!r}: the store's tables are {', '.join(map(repr, tables))}")
+        return tables[name]
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """A turn, in which nothing else of the store changes."""
+        turn = self._order.enter()
+        with self._order.serve(turn, self._deadline(None), _why_ingesting):
+            yield
+
+    @contextmanager
+    def _behind_all(self, deadline_s: float | None) -> Iterator[None]:
+        """A turn behind all that was pushed, what is gathered for a group included. Nobody asks the tables meanwhile."""
+        self._rollout.flush(math.inf if deadline_s is None else deadline_s)
+        self._wiring.ingestion.catch_up()
+        with self._order.serve(self._order.enter(), deadline_s, _why_ingesting), self._order.changed:
+            yield
+            # Limiters may say something else than before.
+            self._wiring.admission.changed()
 
     def _free(self, lanes: range) -> None:
         """An actor is closed: its lanes are cut before whatever is pushed from now on, so another may have them."""
         with self._ports:
-            self._free_lanes.setdefault(len(lanes), []).append(lanes)
-
-    def _path_out(self, target: Target, numbering: Numbering, outbox: str) -> PathOut:
-        delivery = Delivery(
-            hooks=self._delivery_hooks,
-            backend=self._backend,
-            buffer=self._buffer,
-            sampler=self._sampler,
-            order=self._order,
-            halt=self._halt,
-            ledger=self._ledger,
-            target=target,
-            choices=self._choices,
-            in_line=not self._schedule.overlap_del,
-        )
-        return PathOut(
-            halt=self._halt,
-            ledger=self._ledger,
-            order=self._order,
-            ingestion=self._ingestion,
-            delivery=delivery,
-            outbox=Outbox(self._halt, outbox),
-            numbering=numbering,
-            batch_size=self._semantics.batch_size,
-            overlap=self._schedule.overlap_del,
-            timeout_s=self._timeout_s,
-            turnstile=self._halt.condition(f"{outbox}'s pulls"),
-            owner=self,
-            version=lambda: self._rollout.version,
-            explain=lambda number: _explain(self._rollout, self._semantics, number),
-        )
-
-    def _check_place(self, rank: int, world: int) -> None:
-        check_whole("learner(world=…)", world)
-        if not isinstance(rank, Integral) or not 0 <= rank < world:
-            raise SettingError(f"learner(rank={rank}, world={world}): expected 0 ≤ rank < world")
-        if rank in self._learners:
-            raise SettingError(f"learner rank {rank} exists already; keep it, or give the other a rank of its own")
-        for other in self._learners.values():
-            if other.world != world:
-                raise SettingError(
-                    f"learner(world={world}): rank {other.rank} was made with world={other.world}; expected the same"
-                )
+            self._actors.free(lanes)
 
     def _deadline(self, timeout_s: float | None) -> float:
-        return self._halt.deadline_s(self._timeout_s if timeout_s is None else timeout_s)
+        return self._halt.deadline_s(self._wiring.timeout_s if timeout_s is None else timeout_s)
 
 
-def _check_settings(sampler: object, seed: object, timeout_s: object) -> None:
-    if sampler is not None and (isinstance(sampler, type) or not isinstance(sampler, Sampling)):
-        raise SettingError(
-            f"sampler={sampler!r}: expected a sampler such as conduit.Uniform() or conduit.Prioritized()"
-        )
-    if not isinstance(seed, Integral) or int(seed) < 0:
-        raise SettingError(f"seed={seed!r}: expected a whole number ≥ 0")
-    check_timeout(timeout_s)
+def _is_allowed(check: Callable[[], None]) -> bool:
+    """Whether `check` raises no SettingError."""
+    try:
+        check()
+    except SettingError:
+        return False
+    return True
 
 
-def _explain(rollout: OffPolicyRollout | OnPolicyRollout, semantics: Semantics, number: int) -> str:
-    """What the running iteration lacks, if it is batch `number`'s."""
-    if not isinstance(rollout, OnPolicyRollout) or not isinstance(semantics, OnPolicy):
-        return ""
-    return rollout.why_open() if number // semantics.batches == rollout.version else ""
+def _why_ingesting() -> str:
+    return "rows that were pushed before are still being ingested"
 
 
 def _halt_quietly(halt: Halt) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,8 @@ class SampleInfo:
         "keys",
         "number",
         "priority_lag",
+        "table_size",
+        "times_sampled",
     )
 
     def __init__(
@@ -37,12 +40,14 @@ class SampleInfo:
         number: int,
         keys: Keys,
         frontier: int,
+        table_size: int,
         priority_lag: int,
         probability: float | NDArray[np.float64],
         priority: float | NDArray[np.float64],
         policy_version: NDArray[np.int64],
         weight: Any,
         mask: Any = None,
+        times_sampled: NDArray[np.int64] | None = None,
     ) -> None:
         """`weight`, `mask`: an array, or a function that makes it when it is asked for."""
         self.number = number
@@ -52,6 +57,11 @@ class SampleInfo:
         self.frontier = frontier
         """The last insertion number visible to the draw. Equal seed, number and frontier give equal rows (with priorities: after
         equal updates)."""
+        self.table_size = table_size
+        """How many rows could be drawn."""
+        self.times_sampled = times_sampled
+        """How often each entry has been drawn, this time included; None where the table has no `max_times_sampled`, and doesn't
+        count."""
         self.priority_lag = priority_lag
         """How many batches this learner had been handed, or was about to be, whose priority updates the draw could not know; 0
         when drawn at the pull."""
@@ -99,6 +109,14 @@ class SampleInfo:
     def policy_version(self) -> NDArray[np.int64]:
         """The policy version that made the row."""
         return self._policy_version
+
+    def plain(self, to_numpy: Callable[[Any], NDArray[Any]]) -> dict[str, Any]:
+        """What this was made of, as numbers and NumPy arrays of its own; None, or True for a mask, what would be made when asked for."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        weight, mask = self._weight, self._mask
+        values["_weight"] = None if callable(weight) else np.array(to_numpy(weight))
+        values["_mask"] = None if mask is None else True if callable(mask) else np.array(to_numpy(mask))
+        return {name.lstrip("_"): value for name, value in values.items()}
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """For pickle and copy: with all made."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,16 @@ from conduit.core.experience import Schema
 from conduit.core.finals import FIRST_ROWS, Finals
 from conduit.core.halt import Halt
 from conduit.core.items import Chance
+from conduit.core.leases import Leases
 from conduit.core.lineage import Lineage
-from conduit.core.placement import Placement, format_bytes
+from conduit.core.placement import Placement
+from conduit.core.places import Places
 from conduit.core.reader import Reader
-from conduit.core.recipe import Composition, Recipe, Selection
+from conduit.core.recipe import Composition, Gather, Recipe, Selection
 from conduit.core.ring import Layout, Window
-from conduit.core.shard import Shard
+from conduit.core.room import Room
+from conduit.core.sampling import Sampler
+from conduit.core.shard import Meter, Shard
 from conduit.core.starts import Starts
 from conduit.core.versions import Versions
 from conduit.errors import CapacityError
@@ -36,31 +41,23 @@ _NONE: Keys = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class Written:
-    """Rows `window` came; `admitted` rows can be drawn since, and `excluded` ones, though live, can't any more."""
+    """Rows [first, first + rows) came, the last ones of what was written; `admitted` rows can be drawn since, and `excluded` ones
+    can't any more."""
 
-    window: Window
+    first: int
+    rows: int
     admitted: Keys
     excluded: Keys
-
-
-class Lease:
-    """Rows from `oldest` on stay as they are until `read` has run. Whoever comes first runs it: the one who wants the rows,
-    or a writer that would overwrite them. So a writer never waits for what else a reader has to do before."""
-
-    __slots__ = ("oldest", "read", "taken")
-
-    def __init__(self, oldest: int, read: Callable[[], None]) -> None:
-        self.oldest = oldest
-        self.read = read
-        self.taken = False
 
 
 class ExperienceBuffer:
     """`write`, `cut`, `drop` and `select` are called in a turn of the store's Order; `read` by anybody who holds a lease on what
     was selected.
 
-    A lease protects drawn rows from being overwritten before they are read: so a gather neither blocks the cursor nor sees
-    a torn row, and a writer has to do with readers of the very rows only that it is about to replace."""
+    Inside, a row is known by its key, from which its slot follows; or, where a `remover` chooses which rows leave, by its slot:
+    `keys_of` and `find` translate.
+
+    A lease protects drawn rows from being overwritten before they are read."""
 
     def __init__(
         self,
@@ -70,25 +67,31 @@ class ExperienceBuffer:
         budgets: Mapping[Tier, int],
         halt: Halt,
         recipe: Recipe | None = None,
+        remover: Sampler | None = None,
+        meter: Callable[[Endpoint], Meter | None] = lambda at: None,
     ) -> None:
+        """`remover`: chooses the rows that leave when there is no room; None: the oldest do. It needs a trivial recipe. `meter`:
+        is told of the traffic at an endpoint."""
+        self._remover = remover
+        self._places = None if remover is None else Places(capacity)
+        self._inserted = 0
         self._backend = backend
-        self._placement = placement
-        self._on_host = all(endpoint.is_host for endpoint in placement.endpoints)
+        self._room, self._meter = Room(backend, placement, budgets, meter), meter
+        # Rows on disk may have to be waited for: never in the turn of a draw.
+        self._on_host = all(at.is_host and at.tier is not Tier.DISK for at in placement.endpoints)
         self._row_bytes = 0
-        self._budgets = budgets
-        self._halt = halt
         self._recipe = recipe or Recipe()
         self._layout = Layout(capacity, placement.shares)
         self._shards: list[Shard] = []
         self._schema: Schema | None = None
         self._composition: Composition | None = None
-        self._lineage = None if self._recipe.trivial else Lineage(capacity, self._recipe.following)
-        self._finals: Finals | None = None
+        self.lineage = None if self._recipe.trivial else Lineage(capacity, self._recipe.following)
+        self.finals: Finals | None = None
         self._reader: Reader | None = None
         self._versions = Versions()
         self._window = Window(0, 0)
-        self._leases: set[Lease] = set()
-        self._unleased = halt.condition("buffer")
+        self.leases = Leases(halt)
+        """What protects rows that are to be read: taken in the turn that selected them."""
 
     @property
     def capacity(self) -> int:
@@ -96,13 +99,27 @@ class ExperienceBuffer:
 
     @property
     def window(self) -> Window:
-        """The live rows."""
+        """The live rows; where a remover chooses who leaves, the slots that have been in use."""
         return self._window
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the oldest rows leave first."""
+        return self._places is None
+
+    @property
+    def inserted(self) -> int:
+        """How many rows have come: the key of the next."""
+        return self._window.stop if self._places is None else self._inserted
+
+    def __len__(self) -> int:
+        """How many rows are live."""
+        return len(self._window) if self._places is None else len(self._places)
 
     @property
     def starts(self) -> Starts | None:
         """Which live rows can be drawn; None: all."""
-        return None if self._lineage is None else self._lineage.starts
+        return None if self.lineage is None else self.lineage.starts
 
     @property
     def schema(self) -> Schema | None:
@@ -115,10 +132,29 @@ class ExperienceBuffer:
         assert self._composition is not None
         return self._composition.schema
 
-    def write(self, rows: Rows) -> Written:
-        """Appends rows, evicting as many of the oldest as the ring has no room for. Their arrays, which nobody changes any more,
-        fix the stored schema if they are the first."""
+    def keys_of(self, rows: Keys) -> Keys:
+        """The insertion number of each of `rows`."""
+        return rows if self._places is None else self._places.keys_at(rows)
+
+    def find(self, keys: Keys, oldest: int) -> tuple[Keys, NDArray[np.bool_] | None]:
+        """What the rows with these insertion numbers, the lowest of which is `oldest`, are known by, and which of them are live
+        (None: all): as many as those."""
+        if self._places is not None:
+            slots = self._places.slots_of(keys)
+            live = slots >= 0
+            return slots[live], live
+        first = self._window.first
+        if oldest >= first:
+            return keys, None
+        live = keys >= first
+        return keys[live], live
+
+    def write(self, rows: Rows) -> list[Written]:
+        """Appends rows. Where there is no room, as many others leave: the oldest, or those that the remover chooses among the rows
+        that were there before. Their arrays, which nobody changes any more, fix the stored schema if they are the first."""
         columns = self._columns(rows)
+        if self._places is not None:
+            return self._replace(self._places, columns, rows.version)
         count, first, stop = columns.rows, self._window.first, self._window.stop
         lost, excluded = 0, _NONE
         oldest = stop + count - self._layout.capacity
@@ -133,52 +169,25 @@ class ExperienceBuffer:
                 part = columns.slice(lost + span.offset, lost + span.offset + span.rows)
             self._shards[span.shard].write(span.slot, part)
         self._versions.append(stop, rows.version)
-        admitted = _NONE if self._lineage is None else self._link(self._lineage, rows, stop, lost)
+        admitted = _NONE if self.lineage is None else self._link(self.lineage, rows, columns, stop, lost)
         self._window = Window(first, stop + count)
-        return Written(Window(stop + lost, stop + count), admitted, excluded)
+        return [Written(stop + lost, count - lost, admitted, excluded)]
 
     def cut(self, lanes: Sequence[int]) -> Keys:
         """What comes in these lanes doesn't follow what came. Returns rows that can be drawn since."""
-        return _NONE if self._lineage is None else self._lineage.cut(lanes)
+        return _NONE if self.lineage is None else self.lineage.cut(lanes)
 
     def select(self, keys: Keys, chance: Chance) -> Selection:
         """What the entries of a batch that start at `keys` are made of. `chance`: for what an item leaves to it."""
         assert self._composition is not None
-        if self._lineage is None:
+        if self.lineage is None:
             return self._composition.select_rows(keys)
-        finals_stop = 0 if self._finals is None else self._finals.stop
-        return self._composition.select(keys, self._lineage.links, finals_stop, chance)
+        finals_stop = 0 if self.finals is None else self.finals.stop
+        return self._composition.select(keys, self.lineage.links, finals_stop, chance)
 
     def drop(self) -> None:
         """No row is live any more; numbers go on counting."""
         self._evict(self._window.stop)
-
-    def lease(self, oldest: int, read: Callable[[], None]) -> Lease:
-        """A lease on rows from `oldest` on, taken in the turn that drew them, or they may be gone already. `read` must not raise."""
-        lease = Lease(oldest, read)
-        with self._unleased:
-            self._leases.add(lease)
-        return lease
-
-    def redeem(self, lease: Lease) -> None:
-        """Returns when the lease's `read` has run, here or elsewhere, or the lease was given up."""
-        with self._unleased:
-            if lease.taken:
-                self._halt.wait(self._unleased, lambda: lease not in self._leases, None, lambda: "rows are being read")
-                return
-            lease.taken = True
-        try:
-            lease.read()
-        finally:
-            self._end(lease)
-
-    def give_up(self, lease: Lease) -> None:
-        """Nobody wants the rows any more."""
-        with self._unleased:
-            if lease.taken:
-                return
-            lease.taken = True
-        self._end(lease)
 
     def read(self, selection: Selection, to: Endpoint) -> Columns[Any]:
         """What was selected, as leaves of a batch in memory of their own at `to`. The caller holds a lease from
@@ -194,30 +203,154 @@ class ExperienceBuffer:
 
     def version_of(self, keys: Keys) -> NDArray[np.int64]:
         """The policy version of live rows; in a turn."""
-        return self._versions.of(keys)
+        return self._versions.of(keys) if self._places is None else self._places.versions_at(keys)
+
+    def keys_from(self, first: int, most: int) -> Keys:
+        """The keys of the next `most` live rows from `first` on."""
+        if self._places is not None:
+            live = self._places.live()
+            return live[np.searchsorted(live, first) :][:most]
+        low = max(first, self._window.first)
+        return np.arange(low, min(low + most, self._window.stop))
+
+    def live_between(self, first: int, stop: int) -> int:
+        """How many rows with keys [first, stop) are live."""
+        if self._places is not None:
+            live = self._places.live()
+            return int(np.searchsorted(live, stop) - np.searchsorted(live, first))
+        return max(0, min(stop, self._window.stop) - max(first, self._window.first))
+
+    def stored(self, keys: Keys) -> Selection:
+        """All stored leaves of live rows; in a turn."""
+        assert self._schema is not None
+        paths = tuple(self._schema.fields)
+        return Selection((Gather(paths, paths, self.find(keys, int(keys[0]))[0], keys.shape),))
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, but for the rows and finals themselves; in a turn."""
+        window = self._window
+        state: dict[str, Any] = {"window": [window.first, window.stop], "inserted": self.inserted}
+        if self._places is not None:
+            return {**state, "places": self._places.state()}
+        state["versions"] = self._versions.state()
+        if self.lineage is not None:
+            state["lineage"] = self.lineage.state(window)
+        if self.finals is not None:
+            state["finals"] = [self.finals.first, self.finals.stop]
+        return state
+
+    def prepare(self, schema: Schema) -> None:
+        """Takes the memory for rows of this schema, which the first push does else."""
+        composition = Composition(self._recipe, schema)
+        finals = sum(field.row_bytes for field in composition.final_fields.values())
+        self._shards = self._room.shards(self._layout, schema, min(FIRST_ROWS, self.capacity) * finals)
+        if composition.final_fields:
+            at = self._shards[0].at
+            self.finals = Finals(
+                self._backend, composition.final_fields, at, self.capacity, self._check_finals, self._meter(at)
+            )
+        self._reader = Reader(self._backend, self._layout, self._shards, schema, self.finals)
+        self._schema, self._composition = schema, composition
+        self._row_bytes = schema.row_bytes
+
+    def load(self, state: Mapping[str, Any]) -> tuple[Window, Window]:
+        """Goes on from what was saved, in a buffer that was just made and prepared: where it is smaller, without the oldest rows.
+        Returns the rows that there were, and those that there are; `put` brings these, and `finals.put` their finals."""
+        saved = Window(*state["window"])
+        if self._places is not None:
+            if len(state["places"]["keys"]) > self.capacity:
+                raise CapacityError(
+                    f"capacity={self.capacity}: the checkpoint's rows take {len(state['places']['keys'])} slots, and where a remover chooses "
+                    "who leaves none of them can be left out here; expected at least as many"
+                )
+            self._places.load(state["places"])
+            self._inserted, self._window = state["inserted"], saved
+            return saved, saved
+        first = max(saved.first, saved.stop - self.capacity)
+        self._window = window = Window(first, saved.stop)
+        self._versions.load(state["versions"], first)
+        if self.lineage is not None:
+            self.lineage.load(state["lineage"], window)
+            if self.finals is not None:
+                low, stop = state["finals"]
+                gone = state["lineage"]["onward"][: first - saved.first]
+                self.finals.load(low + int(np.count_nonzero(gone < 0)), stop)
+        return saved, window
+
+    def put(self, keys: Keys, columns: Mapping[str, NDArray[Any]]) -> int:
+        """Rows with these keys, ascending, as they were read from another buffer: those that are live are put where they belong.
+        Returns how many."""
+        assert self._schema is not None
+        self._schema.check(columns, "a checkpoint's rows", len(keys))
+        places, live = self.find(keys, int(keys[0]))
+        rows = Columns(
+            PAGEABLE, columns if live is None else {path: each[live] for path, each in columns.items()}, len(places)
+        )
+        for low, high in _runs(places):
+            for span in self._layout.spans(int(places[low]), high - low):
+                at = low + span.offset
+                self._shards[span.shard].write(span.slot, rows.slice(at, at + span.rows))
+        return len(places)
+
+    def older_than(self, version: int) -> Keys:
+        """The live rows of policy versions below this one; in a turn."""
+        return self._versions.below(version, self._window)
+
+    def leave(self, rows: Keys) -> None:
+        """Nobody will draw these rows again: where a remover chooses who leaves, others may have their places."""
+        if self._places is not None:
+            self._places.leave(rows)
 
     def bytes_by_endpoint(self) -> dict[str, int]:
         """Bytes that the shards occupy; empty before the first row."""
         if self._schema is None:
             return {}
         occupied = {str(shard.at): shard.rows * self._schema.row_bytes for shard in self._shards}
-        if self._finals is not None and self._finals.bytes:
-            occupied[str(self._shards[0].at)] += self._finals.bytes
+        if self.finals is not None and self.finals.bytes:
+            occupied[str(self._shards[0].at)] += self.finals.bytes
         return occupied
 
     def close(self) -> None:
         for shard in self._shards:
             shard.close()
-        if self._finals is not None:
-            self._finals.close()
+        if self.finals is not None:
+            self.finals.close()
 
-    def _link(self, lineage: Lineage, rows: Rows, first: int, lost: int) -> Keys:
+    def _replace(self, places: Places, columns: Columns[Any], version: int | NDArray[np.int64]) -> list[Written]:
+        """`write` where a remover chooses who leaves."""
+        assert self._remover is not None
+        count = columns.rows
+        # Of more rows than there are slots, the first are gone as soon as they are counted.
+        lost = max(0, count - self.capacity)
+        count -= lost
+        removed = _NONE
+        if count > places.room:
+            wanted = count - places.room
+            removed = self._remover.draw(self._inserted, wanted, Window(0, places.occupied)).keys
+            places.leave(removed)
+        # Whoever wants what is in a slot that another row gets reads it now.
+        self.leases.settle(None)
+        keys = np.arange(self._inserted + lost, self._inserted + lost + count)
+        slots = places.take(keys, version if isinstance(version, int) else version[lost:])
+        written = []
+        for low, high in _runs(slots):
+            first = int(slots[low])
+            for span in self._layout.spans(first, high - low):
+                at = lost + low + span.offset
+                self._shards[span.shard].write(span.slot, columns.slice(at, at + span.rows))
+            written.append(Written(first, high - low, _NONE, removed if not written else _NONE))
+        self._inserted += lost + count
+        self._window = Window(0, places.occupied)
+        return written
+
+    def _link(self, lineage: Lineage, rows: Rows, columns: Columns[Any], first: int, lost: int) -> Keys:
         """Links rows that came as `first` and following, the first `lost` of which are gone already."""
-        admitted = lineage.append(first, rows.lane, rows.end, lost)
-        if self._finals is not None and rows.finals:
+        by = None if lineage.by is None else columns.arrays[lineage.by]
+        admitted = lineage.append(first, rows.lane, rows.end, lost, by)
+        if self.finals is not None and rows.finals:
             places = [place for place in sorted(rows.finals) if place >= lost and rows.end[place] != End.OPEN]
             if places:
-                numbers = self._finals.append([rows.finals[place] for place in places])
+                numbers = self.finals.append([rows.finals[place] for place in places])
                 lineage.links.conclude(first + np.array(places), numbers)
         return admitted
 
@@ -226,16 +359,7 @@ class ExperienceBuffer:
         if schema is None:
             schema = rows.schema or Schema.infer(rows.data, "stored rows")
             schema.check(schema.flatten(rows.data, "stored rows"), "stored rows", count)
-            composition = Composition(self._recipe, schema)
-            finals = sum(field.row_bytes for field in composition.final_fields.values())
-            self._allocate(schema, min(FIRST_ROWS, self.capacity) * finals)
-            if composition.final_fields:
-                self._finals = Finals(
-                    self._backend, composition.final_fields, self._shards[0].at, self.capacity, self._check_finals
-                )
-            self._reader = Reader(self._backend, self._layout, self._shards, schema, self._finals)
-            self._schema, self._composition = schema, composition
-            self._row_bytes = schema.row_bytes
+            self.prepare(schema)
         if rows.schema is schema and schema.flat:
             leaves = rows.data
         else:
@@ -248,40 +372,7 @@ class ExperienceBuffer:
         """CapacityError unless the finals' memory may grow to `needed` bytes."""
         assert self._schema is not None
         shard = self._shards[0]
-        budget, free = self._budgets.get(shard.at.tier), self._backend.free_bytes(shard.at)
-        left = free if budget is None else min(free, budget - shard.rows * self._schema.row_bytes)
-        if needed > left:
-            raise CapacityError(
-                f"the finals of ended episodes need {format_bytes(needed)} at {shard.at}; {format_bytes(max(left, 0))} are left there. "
-                "A larger budget or a smaller capacity would do"
-            )
-
-    def _allocate(self, schema: Schema, finals_bytes: int) -> None:
-        """Takes the memory of the rows, where there is room for the first finals beside them."""
-        asked = list(zip(self._placement.endpoints, self._layout.shard_rows, strict=True))
-        beside = [finals_bytes, *[0] * (len(asked) - 1)]
-        lines = (
-            self._shortfall(at, rows, schema.row_bytes, more) for (at, rows), more in zip(asked, beside, strict=True)
-        )
-        short = [line for line in lines if line]
-        if short:
-            raise CapacityError(
-                f"{self.capacity:,} rows of {schema.row_bytes:,} bytes don't fit. {'; '.join(short)}. "
-                "A smaller capacity, a larger budget or a placement over more endpoints would"
-            )
-        self._shards = [Shard(self._backend, schema, rows, at) for at, rows in asked]
-
-    def _shortfall(self, at: Endpoint, rows: int, row_bytes: int, finals_bytes: int) -> str | None:
-        need = rows * row_bytes + finals_bytes
-        free, budget = self._backend.free_bytes(at), self._budgets.get(at.tier)
-        most, whose = free, f"{format_bytes(free)} are free"
-        if budget is not None and budget < free:
-            most, whose = budget, f"its budget is {format_bytes(budget)}"
-        if need <= most:
-            return None
-        beside = f" and {format_bytes(finals_bytes)} of finals" if finals_bytes else ""
-        fits = max(0, most - finals_bytes) // max(row_bytes, 1)
-        return f"{at} needs {format_bytes(need)} for {rows:,} rows{beside}; {whose} ({fits:,} rows would fit)"
+        self._room.check_finals(needed, shard.at, shard.rows * self._schema.row_bytes)
 
     def _evict(self, first: int) -> Keys:
         """Rows before `first` are live no more; returns others that can't be drawn any more, when nobody has to read one of the
@@ -291,20 +382,16 @@ class ExperienceBuffer:
         if first <= before:
             return _NONE
         self._window = Window(first, self._window.stop)
-        # No lease can be taken meanwhile: that needs a turn, and the caller is in one.
-        while self._leases:
-            blocking = next((lease for lease in list(self._leases) if lease.oldest < first), None)
-            if blocking is None:
-                break
-            self.redeem(blocking)
+        self.leases.settle(first)
         self._versions.evict(first)
-        if self._lineage is None:
+        if self.lineage is None:
             return _NONE
-        if self._finals is not None:
-            self._finals.evict(self._lineage.links.finals_among(before, first - before))
-        return self._lineage.evict(before, first - before)
+        if self.finals is not None:
+            self.finals.evict(self.lineage.links.finals_among(before, first - before))
+        return self.lineage.evict(before, first - before)
 
-    def _end(self, lease: Lease) -> None:
-        with self._unleased:
-            self._leases.discard(lease)
-            self._unleased.notify_all()
+
+def _runs(slots: Keys) -> list[tuple[int, int]]:
+    """`slots` as runs of consecutive ones: (start, stop) of each among them."""
+    edges = np.flatnonzero(np.diff(slots) != 1) + 1
+    return list(pairwise([0, *edges.tolist(), len(slots)])) if len(slots) else []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import optree
@@ -58,6 +59,14 @@ class IngestionChain:
     def needs_edges(self) -> bool:
         """Whether some hook must know how each lane goes on."""
         return bool(self._trajectory)
+
+    def state(self) -> dict[str, Any]:
+        """What is held of rows that came, for a checkpoint. It refers to rows, which nobody changes."""
+        return {"lanes": self._lanes.state(), "held": list(self._held), "held_cuts": list(self._held_cuts)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._lanes.load(state["lanes"])
+        self._held, self._held_cuts = list(state["held"]), list(state["held_cuts"])
 
     def process(self, group: Group) -> list[Rows | Cut]:
         """What is to be stored of a group, and which lanes are cut, in order. Groups must come in the order in which they

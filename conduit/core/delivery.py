@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,20 +12,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conduit.core.admission import Admission
 from conduit.core.backend import Backend, Columns, Target
 from conduit.core.batch import Batch, SampleInfo
-from conduit.core.buffer import ExperienceBuffer, Lease
-from conduit.core.experience import Schema
+from conduit.core.buffer import ExperienceBuffer
+from conduit.core.experience import Schema, Tree, map_leaves
 from conduit.core.halt import Halt
 from conduit.core.hook import Hook, count_rows, run_hook
+from conduit.core.leases import Lease
 from conduit.core.ledger import Ledger
 from conduit.core.order import Order, Turn
 from conduit.core.recipe import Selection
 from conduit.core.ring import Window
-from conduit.core.sampling import Draw, DrawStream, Sampler
+from conduit.core.sampling import Draw, DrawStream
 from conduit.core.staging import Staged
+from conduit.core.table import LiveTable
 from conduit.errors import HandOverError, HookError
 from conduit.topology.endpoint import PAGEABLE, Endpoint
+
+Keys = NDArray[np.int64]
 
 _WEIGHT, _MASK = "(weight)", "(mask)"
 """Columns that travel along with the rows to the learner's device."""
@@ -52,11 +58,13 @@ class Request:
 
 @dataclass(slots=True)
 class Chosen:
-    """One batch of a request: its draw, what its entries are made of, and the policy version of the rows that start them."""
+    """One batch of a request: its draw, what its entries are made of, and what is known of the rows that start them."""
 
     draw: Draw
+    keys: Keys
     selection: Selection
     version: NDArray[np.int64]
+    times_sampled: NDArray[np.int64] | None
 
 
 @dataclass(slots=True)
@@ -65,7 +73,8 @@ class Drawn:
     turn."""
 
     batches: Sequence[Chosen]
-    window: Window
+    frontier: int
+    table_size: int
     lease: Lease | None
 
 
@@ -76,26 +85,32 @@ class Delivery:
         hooks: Sequence[Hook],
         backend: Backend[Any],
         buffer: ExperienceBuffer,
-        sampler: Sampler,
+        table: LiveTable,
+        admission: Admission,
         order: Order,
         halt: Halt,
         ledger: Ledger,
         target: Target,
         choices: DrawStream,
         in_line: bool,
+        tables: Sequence[LiveTable],
+        remover: LiveTable | None,
     ) -> None:
-        """`choices`: for what an item chooses by chance; used in turns only, as the sampler is. `in_line`: whoever asks for a
-        batch prepares it as well."""
+        """`choices`: for what an item chooses by chance; used in turns only, as the table is. `in_line`: whoever asks for a
+        batch prepares it as well. `tables`: all over these rows; `remover`: says which of these leave, if not the oldest do."""
         self._hooks = tuple(hooks)
         self._backend = backend
         self._buffer = buffer
-        self._sampler = sampler
+        self._table = table
+        self._admission = admission
         self._order = order
         self._halt = halt
         self._ledger = ledger
         self._target = target
         self._choices = choices
         self._in_line = in_line
+        self._tables = tables
+        self._remover = remover
         self._landing = backend.landing(target)
         self._reads_to = PAGEABLE if self._hooks else self._landing
         self._requests: deque[Request] = deque()
@@ -108,19 +123,20 @@ class Delivery:
         rows: int,
         stage: Callable[[int, Staged], None],
         stream: int = 0,
+        place: float = math.inf,
     ) -> Request:
         """Takes a place in the order for batches `numbers` of `rows` rows each: what was asked of the store before is
-        visible to their draws, what comes later is not, unless rows are missing."""
+        visible to their draws, what comes later is not, unless rows are missing. `place`: see `Order.act`."""
         request = Request(numbers, lags, rows, stream, stage)
         request.turn = self._order.act(
-            lambda: self._draw(request), ready=lambda: self._missing(rows, numbers[0]) is None
+            lambda: self._draw(request), ready=lambda: self._missing(rows, numbers[0]) is None, place=place
         )
         return request
 
     def give_up(self, request: Request) -> None:
         """Nobody will read the request's rows."""
         if not self._order.withdraw(request.turn) and request.drawn is not None and request.drawn.lease is not None:
-            self._buffer.give_up(request.drawn.lease)
+            self._buffer.leases.give_up(request.drawn.lease)
 
     def missing(self, rows: int, number: int) -> str | None:
         """What is missing for a draw now."""
@@ -159,34 +175,51 @@ class Delivery:
         assert drawn is not None
         if drawn.lease is not None:
             with self._ledger.operator("delivery"):
-                self._buffer.redeem(drawn.lease)
+                self._buffer.leases.redeem(drawn.lease)
         if request.read is None:
             return
         if isinstance(request.read, BaseException):
             raise request.read
         for number, lag, chosen in zip(request.numbers, request.lags, drawn.batches, strict=True):
             with self._ledger.operator("delivery"):
-                staged = self._assemble(number, lag, chosen, drawn.window, request.read.popleft())
+                staged = self._assemble(number, lag, chosen, drawn, request.read.popleft())
             request.stage(number, staged)
 
     def _draw(self, request: Request) -> None:
         """In its turn: chooses the request's rows, and takes the lease on them or, where they are few, reads them at once."""
-        window = self._buffer.window
+        buffer, table = self._buffer, self._table
+        window = buffer.window
+        frontier, size = buffer.inserted - 1, table.size(window)
         batches = [self._choose(number, request, window) for number in request.numbers]
-        if self._in_line and self._buffer.is_quick(self._reads_to, [chosen.selection for chosen in batches]):
-            request.drawn = Drawn(batches, window, None)
+        if self._admission.limits:
+            self._admission.changed()
+        if self._in_line and buffer.is_quick(self._reads_to, [chosen.selection for chosen in batches]):
+            request.drawn = Drawn(batches, frontier, size, None)
             self._read(request)
             return
         oldest = min(chosen.selection.oldest() for chosen in batches)
-        request.drawn = Drawn(batches, window, self._buffer.lease(oldest, lambda: self._read(request)))
+        request.drawn = Drawn(batches, frontier, size, buffer.leases.take(oldest, lambda: self._read(request)))
 
     def _choose(self, number: int, request: Request, window: Window) -> Chosen:
-        draw = self._sampler.draw(number, request.rows, window, request.stream)
-        selection = self._buffer.select(draw.keys, lambda: self._choices.at(number, _CHOICES + request.stream))
-        return Chosen(draw, selection, self._buffer.version_of(draw.keys))
+        buffer = self._buffer
+        draw, times = self._table.draw(number, request.rows, window, request.stream)
+        selection = buffer.select(draw.keys, lambda: self._choices.at(number, _CHOICES + request.stream))
+        chosen = Chosen(draw, buffer.keys_of(draw.keys), selection, buffer.version_of(draw.keys), times)
+        if self._table.freed is not None and self._remover is not None:
+            self._let_go(self._table.freed, self._remover)
+        return chosen
+
+    def _let_go(self, rows: Keys, remover: LiveTable) -> None:
+        """This table will give these rows no more: those that no other will give either leave."""
+        for table in self._tables:
+            assert table.starts is not None
+            rows = rows[~table.starts.at(rows)]
+        if len(rows):
+            remover.exclude(rows)
+            self._buffer.leave(rows)
 
     def _missing(self, rows: int, number: int) -> str | None:
-        return self._sampler.missing(self._buffer.window, rows, number)
+        return self._table.missing(self._buffer.window, rows, number)
 
     def _read(self, request: Request) -> None:
         """Reads the drawn rows, to the host where hooks wait for them. It may be a writer who runs this: what goes wrong is
@@ -206,13 +239,29 @@ class Delivery:
         for columns in staged.columns:
             self._backend.order(columns)
 
-    def _assemble(self, number: int, lag: int, chosen: Chosen, window: Window, columns: Columns[Any]) -> Staged:
+    def restage(self, leaves: Mapping[str, NDArray[Any]], tree: Tree, info: Mapping[str, Any]) -> Staged:
+        """A batch that was staged when a checkpoint was made: its leaves by name, `tree` with these names in their places, and what
+        `SampleInfo.plain` said of it."""
+        keys, mask = info["keys"], info["mask"]
+        shape = mask.shape if isinstance(mask, np.ndarray) else next(iter(leaves.values())).shape[:2]
+        told = {_WEIGHT: info["weight"], _MASK: mask}
+        extra = {name: array for name, array in told.items() if isinstance(array, np.ndarray)}
+        columns = self._backend.adopt({**leaves, **extra}, self._landing)
+        arrays = self._backend.hand_over(columns, self._target)
+        weight = arrays[_WEIGHT] if _WEIGHT in extra else self._ones(len(keys), np.float32)
+        whole = arrays[_MASK] if _MASK in extra else self._ones(tuple(shape), np.bool_) if mask else None
+        batch = Batch(
+            map_leaves(lambda name: arrays[name], tree), SampleInfo(**{**info, "weight": weight, "mask": whole})
+        )
+        return Staged(batch, () if self._landing.is_host else (columns,))
+
+    def _assemble(self, number: int, lag: int, chosen: Chosen, drawn: Drawn, columns: Columns[Any]) -> Staged:
         schema, draw = self._buffer.batch_schema, chosen.draw
         if self._hooks:
             schema, columns = self._transform(schema, columns, self._landing)
         extra: dict[str, Any] = {}
         if draw.weight is not None:
-            extra[_WEIGHT] = draw.weight
+            extra[_WEIGHT] = (draw.weight / np.maximum.reduce(draw.weight)).astype(np.float32)
         if chosen.selection.mask is not None:
             extra[_MASK] = chosen.selection.mask
         on_device: list[Columns[Any]] = [] if self._landing.is_host else [columns]
@@ -225,8 +274,10 @@ class Delivery:
         arrays = self._backend.hand_over(together, self._target)
         info = SampleInfo(
             number=number,
-            keys=draw.keys,
-            frontier=window.frontier,
+            keys=chosen.keys,
+            frontier=drawn.frontier,
+            table_size=drawn.table_size,
+            times_sampled=chosen.times_sampled,
             priority_lag=lag,
             probability=draw.probability,
             priority=draw.priority,

@@ -141,6 +141,13 @@ class Lanes:
     def __init__(self) -> None:
         self._open: dict[int, list[Rows]] = {}
 
+    def state(self) -> dict[int, list[Rows]]:
+        """The open fragments' rows, by lane."""
+        return {lane: list(pieces) for lane, pieces in self._open.items()}
+
+    def load(self, state: Mapping[int, list[Rows]]) -> None:
+        self._open = {lane: list(pieces) for lane, pieces in state.items()}
+
     def __len__(self) -> int:
         """How many rows wait in open fragments."""
         return sum(len(piece) for pieces in self._open.values() for piece in pieces)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from conduit.core.backend import Backend, Columns
 from conduit.core.experience import Field, Schema, Tree, leaf_paths
-from conduit.core.shard import Shard
+from conduit.core.shard import Meter, Shard
 from conduit.errors import CapacityError, SchemaError
 from conduit.topology.endpoint import PAGEABLE, Endpoint
 
@@ -35,10 +35,12 @@ class Finals:
         at: Endpoint,
         most: int,
         check_room: Callable[[int], None],
+        meter: Meter | None = None,
     ) -> None:
         """`most`: there are never more live ones. `check_room(bytes)` raises CapacityError where memory for them isn't to be had."""
         self._schema = Schema(fields, optree.tree_structure(cast(Any, dict.fromkeys(fields, 0))))
         self._backend, self.at, self._most, self._check_room = backend, at, most, check_room
+        self._meter = meter
         self._lock = threading.Lock()
         self._shard: Shard | None = None
         self._first = self.stop = 0
@@ -60,6 +62,32 @@ class Finals:
     def evict(self, count: int) -> None:
         """The rows of the oldest `count` finals are gone."""
         self._first += count
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest live one."""
+        return self._first
+
+    @property
+    def row_bytes(self) -> int:
+        return self._schema.row_bytes
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(self._schema.fields)
+
+    def load(self, first: int, stop: int) -> None:
+        """Makes room for finals [first, stop), which `put` brings; there are none so far."""
+        self._first = self.stop = first
+        if stop > first:
+            self._make_room(stop - first)
+        self.stop = stop
+
+    def put(self, first: int, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Finals from number `first` on, as they were read from other ones."""
+        assert self._shard is not None
+        self._schema.check(columns, "a checkpoint's finals")
+        _write(self._shard, first, Columns(PAGEABLE, columns, len(next(iter(columns.values())))))
 
     def read(self, numbers: Numbers, fields: Sequence[str], to: Endpoint) -> Columns[Any]:
         """Finals `numbers`, in memory of their own at `to`."""
@@ -100,7 +128,7 @@ class Finals:
         except CapacityError:
             rows = live + more
             self._check_room(rows * self._schema.row_bytes + self.bytes)
-        new = Shard(self._backend, self._schema, rows, self.at)
+        new = Shard(self._backend, self._schema, rows, self.at, self._meter)
         if old is not None and live:
             kept = np.arange(self._first, self.stop) % old.rows
             _write(new, self._first, old.read(kept, tuple(self._schema.fields), self.at))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from numbers import Real
 from typing import TypeGuard
 
 from conduit.clock import Clock, Condition
-from conduit.errors import ConduitError, OperatorError, SettingError, WaitTimeout
+from conduit.errors import CancelledError, ConduitError, OperatorError, SettingError, WaitTimeout
 
 
 class Halt:
@@ -21,6 +22,8 @@ class Halt:
         self.clock = clock
         self.reason: ConduitError | None = None
         self._conditions: list[Condition] = []
+        self.callers: dict[int, Waiting] = {}
+        """By thread: the call it is in, if that may be cancelled."""
         self.tell_waited: Callable[[float], None] = lambda seconds: None
         """Is told, after every wait, how long the calling thread was in it."""
 
@@ -32,19 +35,20 @@ class Halt:
     def now_because(self, reason: BaseException) -> None:
         """Ends all waits, now and later, with `reason`. Must not be called while holding one of the conditions."""
         self._set(reason)
-        self._wake()
+        self.wake()
 
     def soon_because(self, reason: BaseException) -> None:
         """The same for a caller that may hold conditions: whoever asks from now on hears of it, and a thread of its own wakes
         those who wait."""
         self._set(reason)
-        self.clock.spawn(self._wake, "conduit-halt")
+        self.clock.spawn(self.wake, "conduit-halt")
 
     def _set(self, reason: BaseException) -> None:
         if self.reason is None:
             self.reason = reason if _is_ours(reason) else _operator_error(reason)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """All who wait look again. Must not be called while holding one of the conditions."""
         for condition in list(self._conditions):
             with condition:
                 condition.notify_all()
@@ -66,11 +70,68 @@ class Halt:
         done = until()
         if not done and self.reason is None:
             began_s = self.clock.now()
-            done = condition.wait_for(lambda: self.reason is not None or until(), deadline_s)
+            # What has no deadline ends by itself, and must not be left before.
+            mine = None if deadline_s is None else self.callers.get(threading.get_ident())
+            if mine is not None:
+                mine.why = why
+            done = condition.wait_for(
+                lambda: self.reason is not None or until() or (mine is not None and mine.cancelled), deadline_s
+            )
             self.tell_waited(self.clock.now() - began_s)
+            if mine is not None and mine.cancelled and not until():
+                self.check()
+                raise CancelledError(f"the wait was cancelled: {why()}")
         self.check()
         if not done:
             raise WaitTimeout(why())
+
+
+class Waiting:
+    """A thread in a call that may be cancelled, and what the wait that it is in, or was in last, is for."""
+
+    __slots__ = ("cancelled", "since_s", "who", "why")
+
+    def __init__(self, who: str, since_s: float) -> None:
+        self.who = who
+        self.since_s = since_s
+        self.why: Callable[[], str] = _why_nothing
+        self.cancelled = False
+        """Its wait, or the one that it comes to before it leaves the block, ends with CancelledError: one that has a deadline."""
+
+
+class Waiters:
+    """The threads that are in calls of one port, which may be cancelled."""
+
+    def __init__(self, halt: Halt) -> None:
+        self._halt = halt
+        self._waiting: dict[int, Waiting] = {}
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        mine = Waiting(threading.current_thread().name, self._halt.clock.now())
+        self._waiting[me] = self._halt.callers[me] = mine
+
+    def __exit__(self, *error: object) -> None:
+        me = threading.get_ident()
+        self._waiting.pop(me, None)
+        self._halt.callers.pop(me, None)
+
+    def now(self) -> list[Waiting]:
+        """Those that are in their blocks."""
+        return list(self._waiting.values())
+
+    def cancel(self) -> int:
+        """Cancels the calls that are in progress, and returns how many. Must not be called while holding a condition."""
+        waiting = self.now()
+        for each in waiting:
+            each.cancelled = True
+        if waiting:
+            self._halt.wake()
+        return len(waiting)
+
+
+def _why_nothing() -> str:
+    return "it is about to go on"
 
 
 def check_timeout(timeout_s: object) -> float:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conduit.core.buffer import ExperienceBuffer
+from conduit.core.admission import Admission
+from conduit.core.buffer import ExperienceBuffer, Written
 from conduit.core.chain import IngestionChain
 from conduit.core.episodes import Rows
 from conduit.core.halt import Halt
 from conduit.core.ledger import Ledger
 from conduit.core.order import Order
 from conduit.core.rollout import Rollout
-from conduit.core.sampling import Sampler
 from conduit.core.staging import Cut, Group, Inbox
+from conduit.core.table import LiveTable
 from conduit.errors import CapacityError, SchemaError
 
 
@@ -31,7 +34,8 @@ class Ingestion:
         inbox: Inbox,
         rollout: Rollout,
         buffer: ExperienceBuffer,
-        sampler: Sampler,
+        tables: Sequence[LiveTable],
+        admission: Admission,
         order: Order,
         halt: Halt,
         ledger: Ledger,
@@ -41,11 +45,15 @@ class Ingestion:
         self._inbox = inbox
         self._rollout = rollout
         self._buffer = buffer
-        self._sampler = sampler
+        self._tables = tables
+        self._admission = admission
         self._order = order
         self._halt = halt
         self._ledger = ledger
         self.overlap = overlap
+        self._before: dict[str, Any] | None = None
+        """What the chain held before the group that it works on, while that isn't in the buffer."""
+        self._processing = threading.Lock()
 
     def run(self) -> None:
         """The thread's life: a step for every group, until the store halts."""
@@ -117,29 +125,49 @@ class Ingestion:
                 self._publish(self._chain.process(group))
             finally:
                 self._ledger.operated("ingestion", began_s)
+                self._settle(group)
             return
+        if self._chain.has_barrier:
+            with self._processing:
+                self._before = self._chain.state()
         with self._ledger.operator("ingestion"):
             stored = self._chain.process(group)
         turn = self._inbox.wait_turn(group)
         with self._order.serve(turn, None, _why_waiting), self._ledger.operator("ingestion"):
             self._publish(stored)
+            self._before = None
+        self._settle(group)
+
+    def held(self) -> dict[str, Any]:
+        """What the hooks' chain holds of the rows that are before a turn, for a checkpoint; in that turn."""
+        with self._processing:
+            return self._before or self._chain.state()
+
+    def load(self, held: Mapping[str, Any]) -> None:
+        self._chain.load(held)
+
+    def _settle(self, group: Group) -> None:
+        if self._admission.limits:
+            with self._inbox.changed:
+                self._admission.settled(sum(len(unit) for unit in group.units if isinstance(unit, Rows)))
 
     def _publish(self, stored: Sequence[Rows | Cut]) -> None:
         for rows in stored:
             if isinstance(rows, Cut):
-                self._admit(self._buffer.cut(rows.lanes))
+                admitted = self._buffer.cut(rows.lanes)
+                for table in self._tables if len(admitted) else ():
+                    table.admit(admitted)
             elif len(rows):
-                written = self._buffer.write(rows)
-                window = written.window
-                priority = None if rows.priority is None else rows.priority[-len(window) :]
-                self._sampler.insert(window.first, len(window), priority)
-                if len(written.excluded):
-                    self._sampler.exclude(written.excluded)
-                self._admit(written.admitted)
+                self._tell(self._buffer.write(rows), rows.priority)
 
-    def _admit(self, keys: NDArray[np.int64]) -> None:
-        if len(keys):
-            self._sampler.admit(keys)
+    def _tell(self, written: Sequence[Written], priority: NDArray[np.float64] | None) -> None:
+        # Of more rows than the store has room for, the first are gone.
+        done = 0 if priority is None else len(priority) - sum(run.rows for run in written)
+        for run in written:
+            told = None if priority is None else priority[done : done + run.rows]
+            for table in self._tables:
+                table.publish(run.first, run.rows, told, run.admitted, run.excluded)
+            done += run.rows
 
 
 def _why_waiting() -> str:

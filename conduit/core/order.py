@@ -31,6 +31,8 @@ class Turn:
     passed_over = False
     ready_at_s: float | None = None
     """When a turn that had been passed over became ready."""
+    place = math.inf
+    """Of a turn that a checkpoint brought back: it is before those of higher places, whoever asks first for it again."""
 
 
 class Serving:
@@ -73,18 +75,30 @@ class Order:
             self._serve_next()
         return turn
 
-    def act(self, action: Callable[[], None], ready: Callable[[], bool] | None = None) -> Turn:
+    def act(
+        self, action: Callable[[], None], ready: Callable[[], bool] | None = None, place: float = math.inf
+    ) -> Turn:
         """Has `action`, which must be short and not wait, run in its turn: before this returns, or on the thread that ends
-        the turn before. What it raises halts the store."""
+        the turn before. What it raises halts the store. `place`: what `place_of` said when a checkpoint was made."""
         turn = Turn()
         turn.action, turn.ready = action, ready
         with self.changed:
             if self._serving is None and not self._turns and (ready is None or self._eligible(turn)):
                 self._begin(turn)
-            else:
+            elif place == math.inf:
                 self._turns.append(turn)
                 self._serve_next()
+            else:
+                turn.place = place
+                behind = (i for i, other in enumerate(self._turns) if other.place > place)
+                self._turns.insert(next(behind, len(self._turns)), turn)
+                self._serve_next()
         return turn
+
+    def place_of(self, turn: Turn) -> int:
+        """How many turns come before one that hasn't begun; in a turn."""
+        with self.changed:
+            return self._turns.index(turn)
 
     def serve(self, turn: Turn, deadline_s: float | None, why: Callable[[], str]) -> Serving:
         """Waits for `turn`, and is in it for the block. A turn that isn't reached by the deadline is given up, so that nobody
@@ -130,6 +144,11 @@ class Order:
                 self._turns.remove(turn)
             self.changed.notify_all()
         return True
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody is in a turn; for a caller who holds `changed`."""
+        return self._serving is None
 
     def between_turns(self, look: Callable[[], T], otherwise: T) -> T:
         """What `look` sees while nobody is in a turn; `otherwise` if somebody is."""

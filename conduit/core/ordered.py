@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conduit.core.drawable import live_keys, short_of, slot_ranges, still_live
 from conduit.core.ring import Window
-from conduit.core.sampling import Draw, Sampler, State, live_keys, short_of, slot_ranges, still_live
+from conduit.core.sampling import Draw, Sampler, State
 from conduit.core.starts import Starts
 from conduit.errors import PriorityError
 

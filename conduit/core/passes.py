@@ -7,19 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from conduit.core.drawable import distinct, live_keys, short_of, slot_ranges, still_live
 from conduit.core.priority_tree import PriorityTree, compiled
 from conduit.core.ring import Window
-from conduit.core.sampling import (
-    Draw,
-    DrawStream,
-    Sampler,
-    State,
-    distinct,
-    live_keys,
-    short_of,
-    slot_ranges,
-    still_live,
-)
+from conduit.core.sampling import Draw, DrawStream, Sampler, State
 from conduit.core.starts import Starts
 from conduit.errors import PriorityError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -46,11 +46,13 @@ class Arrays(Protocol):
 class Priorities:
     """Checks updates when they are asked for, and applies them in their turn: to the keys that are still live then."""
 
-    def __init__(self, arrays: Arrays, order: Order, buffer: ExperienceBuffer, sampler: Sampler) -> None:
+    def __init__(self, arrays: Arrays, order: Order, buffer: ExperienceBuffer, samplers: Sequence[Sampler]) -> None:
+        """`samplers`: those that are told; of a store's several tables one may be."""
         self._arrays = arrays
         self._order = order
         self._buffer = buffer
-        self._sampler = sampler
+        self._samplers = samplers
+        self._highest = min(sampler.highest_priority for sampler in samplers)
         self.applied = 0
         self.stale = 0
 
@@ -65,8 +67,7 @@ class Priorities:
         else:
             fetch = _named("priorities", self._arrays.fetch, priorities)
             apply = partial(self._apply_fetched, numbers, oldest, fetch)
-        first = self._buffer.window.first
-        live = len(numbers) if oldest >= first else int(np.count_nonzero(numbers >= first))
+        live = len(self._buffer.find(numbers, oldest)[0])
         self._order.act(apply)
         return PriorityUpdate(live, len(numbers) - live)
 
@@ -79,7 +80,7 @@ class Priorities:
             )
         if not len(numbers):
             return np.zeros(0, np.int64), 0
-        stop = self._buffer.window.stop
+        stop = self._buffer.inserted
         oldest = int(np.minimum.reduce(numbers))
         if oldest < 0 or int(np.maximum.reduce(numbers)) >= stop:
             unknown = numbers[(numbers < 0) | (numbers >= stop)]
@@ -91,13 +92,13 @@ class Priorities:
         self._apply(keys, oldest, self._checked(fetch(), keys))
 
     def _apply(self, keys: Keys, oldest: int, priorities: Floats) -> None:
-        first, asked = self._buffer.window.first, len(keys)
-        if oldest < first:
-            live = keys >= first
-            keys, priorities = keys[live], priorities[live]
-        self._sampler.update(keys, priorities)
-        self.applied += len(keys)
-        self.stale += asked - len(keys)
+        rows, live = self._buffer.find(keys, oldest)
+        if live is not None:
+            priorities = priorities[live]
+        for sampler in self._samplers:
+            sampler.update(rows, priorities)
+        self.applied += len(rows)
+        self.stale += len(keys) - len(rows)
 
     def _checked(self, values: Array, keys: Keys) -> Floats:
         """A copy of the values, as float64."""
@@ -108,7 +109,7 @@ class Priorities:
             raise PriorityError(
                 f"{_WHERE}: {list(priorities.shape)} priorities for {list(keys.shape)} keys; expected one a key"
             )
-        highest = self._sampler.highest_priority
+        highest = self._highest
         # NaN goes through both, and fits between nothing.
         if len(keys) and not 0.0 <= np.minimum.reduce(priorities) <= np.maximum.reduce(priorities) <= highest:
             check_priorities(priorities, highest, lambda i: f"{_WHERE}: key {keys[i]}")

@@ -10,19 +10,10 @@ from numbers import Real
 import numpy as np
 from numpy.typing import NDArray
 
+from conduit.core.drawable import Drawable, live_keys, require, slot_ranges, still_live
 from conduit.core.priority_tree import PriorityTree, compiled
 from conduit.core.ring import Window
-from conduit.core.sampling import (
-    Draw,
-    Drawable,
-    DrawStream,
-    Sampler,
-    State,
-    live_keys,
-    require,
-    slot_ranges,
-    still_live,
-)
+from conduit.core.sampling import Draw, DrawStream, Sampler, State
 from conduit.core.starts import Starts
 from conduit.errors import SettingError
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from conduit.core.episodes import End, Rows
-from conduit.core.experience import Tree, map_leaves
-from conduit.core.halt import Halt
+from conduit.core.admission import Admission
+from conduit.core.episodes import Rows
+from conduit.core.experience import Tree
+from conduit.core.halt import Halt, Waiters
 from conduit.core.ledger import PortCall
 from conduit.core.staging import Cut, Group, Inbox
 from conduit.errors import FreshnessError, SettingError, UnitError
@@ -23,6 +24,7 @@ class ActorLanes:
 
     actor: int
     lanes: range
+    waiters: Waiters
 
 
 class Rollout(Protocol):
@@ -36,7 +38,7 @@ class Rollout(Protocol):
         ...
 
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
-        """Takes one push. False if it was dropped."""
+        """Takes one push. False if it was dropped. What the actor waits with can be cancelled."""
         ...
 
     def end_unit(self, actor: ActorLanes, bootstrap: Mapping[str, Tree] | None, deadline_s: float) -> None: ...
@@ -53,18 +55,44 @@ class Rollout(Protocol):
         """Counts the version up and returns it. Called in a turn."""
         ...
 
+    def has_room(self, rows: int) -> bool:
+        """Whether a push of `rows` rows would be taken at once, as far as room goes."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: all but the groups that have their places in the order. The inbox's `changed` is held."""
+        ...
+
+    def load(self, state: Mapping[str, Any], left: Sequence[int] | None) -> None:
+        """Goes on from what was saved; what that makes whole is sealed. `left`: lanes whose actors have left since; None: the actors
+        of then go on."""
+        ...
+
 
 class OffPolicyRollout:
-    """Every push is a unit, taken at any time; `units_per_group` of them make a group. When `limit` units wait for the
-    operator, a push blocks and at its deadline raises, or is dropped and counted."""
+    """Every push is a unit, taken when `admission` lets it in; `units_per_group` of them make a group. When `limit` units wait
+    for the operator, or a limiter says no, a push blocks and at its deadline raises, or is dropped and counted.
+
+    `max_staleness`: rows of policy versions further back are refused; None: any are taken."""
 
     def __init__(
-        self, halt: Halt, inbox: Inbox, units_per_group: int, limit: int, when_full: WhenFull, cuts_matter: bool
+        self,
+        *,
+        halt: Halt,
+        inbox: Inbox,
+        admission: Admission,
+        units_per_group: int,
+        limit: int,
+        when_full: WhenFull,
+        cuts_matter: bool,
+        max_staleness: int | None = None,
     ) -> None:
         if limit < units_per_group:
             raise SettingError(f"inbox_units={limit} is below g_ing={units_per_group}: a group could never fill")
         self._halt = halt
         self._inbox = inbox
+        self._admission = admission
+        self._max_staleness = max_staleness
         self._units_per_group = units_per_group
         self._limit = limit
         self._when_full = when_full
@@ -79,20 +107,64 @@ class OffPolicyRollout:
 
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
         if version is not None:
-            _check_version(version)
+            check_version(version)
         rows.version = self.version if version is None else int(version)
         inbox = self._inbox
         with inbox.changed:
-            if inbox.serves(lambda: self._take(rows), deadline_s):
-                return True
+            if self._admission.limits:
+                return self._put_limited(actor, rows, deadline_s)
+            if not inbox.free:
+                with actor.waiters:
+                    if inbox.serves(lambda: self._take(rows), deadline_s):
+                        return True
             if not self._has_room():
                 if self._when_full == "drop":
-                    self.dropped_rows += len(rows)
-                    self._torn.update(rows.lane.tolist())
-                    return False
-                self._halt.wait(inbox.changed, self._has_room, deadline_s, self._why_full)
+                    return self._drop(rows)
+                self._admission.wait(len(rows), deadline_s, actor.waiters, self._has_room, self._why_full)
             self._take(rows)
         return True
+
+    def _put_limited(self, actor: ActorLanes, rows: Rows, deadline_s: float) -> bool:
+        """`put` where a limiter may hold the rows. `changed` is held."""
+        self._admission.check(len(rows))
+        self._check_fresh(rows)
+        if self._when_full == "drop":
+            # What is being ingested is waited for, but not a limiter, nor an inbox that is full.
+            with actor.waiters:
+                self._inbox.wait_unclaimed(deadline_s)
+            if not (self._has_room() and self._admission.may_insert(len(rows))):
+                return self._drop(rows)
+        else:
+            self._admission.wait(
+                len(rows),
+                deadline_s,
+                actor.waiters,
+                lambda: self._inbox.free and self._has_room(),
+                lambda: self._why_being_ingested() if self._has_room() else self._why_full(),
+                lambda: not self._is_fresh(rows),
+            )
+        # The version may have been counted up while they waited.
+        self._check_fresh(rows)
+        self._admission.came(len(rows))
+        self._take(rows)
+        return True
+
+    def _is_fresh(self, rows: Rows) -> bool:
+        assert isinstance(rows.version, int)
+        return self._max_staleness is None or 0 <= self.version - rows.version <= self._max_staleness
+
+    def _check_fresh(self, rows: Rows) -> None:
+        most = self._max_staleness
+        if most is not None and not self._is_fresh(rows):
+            raise FreshnessError(
+                f"rows of policy version {rows.version} were pushed while the version is {self.version} and max_staleness is "
+                f"{most}; expected versions {max(0, self.version - most)} to {self.version}"
+            )
+
+    def _drop(self, rows: Rows) -> bool:
+        self.dropped_rows += len(rows)
+        self._torn.update(rows.lane.tolist())
+        return False
 
     def _take(self, rows: Rows) -> None:
         """There is room: in line there always is."""
@@ -115,15 +187,20 @@ class OffPolicyRollout:
 
     def flush(self, deadline_s: float) -> None:
         with self._inbox.changed:
-            self._inbox.wait_unclaimed(deadline_s)
-            if self._units:
-                units, self._units = self._units, []
-                self._inbox.seal(Group(units))
-            self._inbox.release_last()
+            self._seal_all(deadline_s)
 
     def advance(self) -> int:
         self.version += 1
         return self.version
+
+    def advance_held(self, deadline_s: float) -> int:
+        """`advance` for a caller who holds `changed`, enters a turn at once, and has what it sealed ingested before: all that was
+        pushed in the versions before comes before that turn."""
+        self._seal_all(deadline_s)
+        version = self.advance()
+        # Pushes that are too old by now end.
+        self._admission.changed()
+        return version
 
     def _append(self, unit: Rows | Cut) -> None:
         units = self._units
@@ -132,8 +209,46 @@ class OffPolicyRollout:
             self._units = []
             self._inbox.seal(Group(units))
 
+    def has_room(self, rows: int) -> bool:
+        return self._has_room()
+
+    def state(self) -> dict[str, Any]:
+        # Where ingestion is behind, the last group has no place so far: who asks disturbs nothing, and is before it.
+        last = self._inbox.last
+        return {
+            "version": self.version,
+            "dropped_rows": self.dropped_rows,
+            "last": [] if last is None else list(last.units),
+            "units": list(self._units),
+            "torn": sorted(self._torn),
+        }
+
+    def load(self, state: Mapping[str, Any], left: Sequence[int] | None) -> None:
+        self.version, self.dropped_rows = state["version"], state["dropped_rows"]
+        last, self._units = list(state["last"]), list(state["units"])
+        with self._inbox.changed:
+            self._admission.came(sum(len(unit) for unit in (*last, *self._units) if isinstance(unit, Rows)))
+            if last:
+                self._inbox.seal(Group(last))
+        if left is None:
+            self._torn = set(state["torn"])
+        elif left and self._cuts_matter:
+            # Comes into its own with the next rows, or when a learner waits for some.
+            self._units.append(Cut(left))
+
     def _has_room(self) -> bool:
         return self._inbox.pending_units + len(self._units) < self._limit
+
+    def _seal_all(self, deadline_s: float) -> None:
+        """`flush` for a caller who holds `changed`."""
+        self._inbox.wait_unclaimed(deadline_s)
+        if self._units:
+            units, self._units = self._units, []
+            self._inbox.seal(Group(units))
+        self._inbox.release_last()
+
+    def _why_being_ingested(self) -> str:
+        return "what was pushed before is still being ingested, in line; this was not taken"
 
     def _why_full(self) -> str:
         return (
@@ -142,158 +257,7 @@ class OffPolicyRollout:
         )
 
 
-class OnPolicyRollout:
-    """Iteration k takes exactly `unit` rows of version k, in groups of `rows_per_group`. It is whole when its rows are in
-    and, where hooks look at trajectories (`needs_edges`), each lane is closed: by its last row or by `end_unit()`."""
-
-    def __init__(self, halt: Halt, inbox: Inbox, unit: int, rows_per_group: int, needs_edges: bool) -> None:
-        self._halt = halt
-        self._inbox = inbox
-        self._unit = unit
-        self._rows_per_group = rows_per_group
-        self._needs_edges = needs_edges
-        self.version = 0
-        self.dropped_rows = 0
-        self._actors: set[int] = set()
-        self._pushed: dict[int, int] = {}
-        """The iteration of each actor's last rows."""
-        self._begin()
-
-    def join(self, actor: ActorLanes) -> None:
-        with self._inbox.changed:
-            self._actors.add(actor.actor)
-
-    def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
-        if version is not None:
-            _check_version(version)
-        with self._inbox.changed:
-            self._admit(actor, len(rows), version, deadline_s, wait)
-            rows.version = self.version
-            self._pushed[actor.actor] = self.version
-            self._taken += len(rows)
-            last_of_lane = dict(zip(rows.lane.tolist(), rows.end.tolist(), strict=True))
-            self._open -= last_of_lane.keys()
-            self._open |= {lane for lane, end in last_of_lane.items() if end == End.OPEN}
-            self._units.append(rows)
-            self._group_rows += len(rows)
-            if not self._close_if_whole() and self._group_rows >= self._rows_per_group:
-                self._seal(closes=False)
-        return True
-
-    def end_unit(self, actor: ActorLanes, bootstrap: Mapping[str, Tree] | None, deadline_s: float) -> None:
-        with self._inbox.changed:
-            self._inbox.wait_unclaimed(deadline_s)
-            if self._pushed.get(actor.actor, self.version) < self.version:
-                # Its iteration, whole without this, has ended already.
-                return
-            if actor.actor in self._ended:
-                raise UnitError(f"actor {actor.actor} has ended its unit for iteration {self.version} already")
-            if self._taken < self._unit and self._actors <= self._ended | {actor.actor}:
-                raise UnitError(
-                    f"iteration {self.version} is short: {self._taken} of {self._unit} rows (rollout_unit) when the last of "
-                    f"{len(self._actors)} actors calls end_unit(). Push the rest first, and make all actors before the first "
-                    "ends; where an environment resets in a step of its own (Gymnasium's NEXT_STEP autoreset), such steps are "
-                    "no rows: use SAME_STEP"
-                )
-            self._ended.add(actor.actor)
-            for place, lane in enumerate(actor.lanes):
-                if bootstrap is not None:
-                    self._bootstrap[lane] = _row(bootstrap, place)
-                self._open.discard(lane)
-            self._close_if_whole()
-
-    def leave(self, actor: ActorLanes, deadline_s: float) -> None:
-        with self._inbox.changed:
-            self._inbox.wait_unclaimed(deadline_s)
-            self._actors.discard(actor.actor)
-            if self._open & set(actor.lanes):
-                self._open -= set(actor.lanes)
-                self._units.append(Cut(actor.lanes))
-                self._close_if_whole()
-
-    def flush(self, deadline_s: float) -> None:
-        """Nothing: a fraction of an iteration is never delivered."""
-
-    def check_whole(self) -> None:
-        """Raises UnitError unless the iteration has all its rows."""
-        if not self._closed:
-            raise UnitError(
-                f"advance() before iteration {self.version} is whole: {self.why_open()}. Rows are never dropped unseen"
-            )
-
-    def advance(self) -> int:
-        with self._inbox.changed:
-            self.version += 1
-            self._begin()
-            self._inbox.changed.notify_all()
-            return self.version
-
-    def why_open(self) -> str:
-        """What is missing for the iteration to be whole; empty when nothing is."""
-        if self._taken < self._unit:
-            short = f"iteration {self.version} has {self._taken} of {self._unit} rows (rollout_unit)"
-            if self._actors <= self._ended:
-                return f"{short}, and no actor is left to push the rest: open one with store.actor()"
-            return f"{short}: push {self._unit - self._taken} more"
-        if not self._closed:
-            return (
-                f"iteration {self.version} has its {self._unit} rows, but lanes {sorted(self._open)} are open: "
-                "call actor.end_unit(bootstrap=…), since ingestion hooks look at whole trajectories"
-            )
-        return ""
-
-    def _begin(self) -> None:
-        self._units: list[Rows | Cut] = []
-        self._group_rows = 0
-        self._taken = 0
-        self._closed = False
-        self._open: set[int] = set()
-        self._ended: set[int] = set()
-        self._bootstrap: dict[int, Mapping[str, Tree]] = {}
-
-    def _admit(self, actor: ActorLanes, rows: int, version: int | None, deadline_s: float, wait: PortCall) -> None:
-        if version is not None and version == self.version + 1:
-            began_s = self._halt.clock.now()
-            try:
-                self._halt.wait(
-                    self._inbox.changed, lambda: self.version >= version, deadline_s, self._why_not_advanced
-                )
-            finally:
-                wait.blocked_s += self._halt.clock.now() - began_s
-        self._inbox.wait_unclaimed(deadline_s)
-        if version is not None and version != self.version:
-            raise FreshnessError(
-                f"rows of policy version {version} were pushed while iteration {self.version} is running; expected {self.version}, "
-                f"or {self.version + 1}, which would wait for store.advance()"
-            )
-        if self._taken < self._unit and self._actors and self._actors <= self._ended:
-            raise UnitError(self.why_open())
-        if actor.actor in self._ended or self._taken + rows > self._unit:
-            raise UnitError(
-                f"iteration {self.version} has {self._taken} of {self._unit} rows (rollout_unit), and this push brings {rows} more"
-                f"{' after its actor called end_unit()' if actor.actor in self._ended else ''}. "
-                f"Call store.advance() first, or push with version={self.version + 1}, which waits for it"
-            )
-
-    def _close_if_whole(self) -> bool:
-        if self._closed or self._taken < self._unit or (self._needs_edges and self._open):
-            return False
-        self._closed = True
-        self._seal(closes=True)
-        return True
-
-    def _seal(self, closes: bool) -> None:
-        units, self._units, self._group_rows = self._units, [], 0
-        self._inbox.seal(Group(units, closes, self._bootstrap) if closes else Group(units))
-
-    def _why_not_advanced(self) -> str:
-        return f"rows of version {self.version + 1} wait for iteration {self.version} to end: {self.why_open() or 'it is whole'}; then store.advance()"
-
-
-def _check_version(version: object) -> None:
+def check_version(version: object) -> None:
+    """FreshnessError unless `version` is a whole number."""
     if not isinstance(version, Integral) or isinstance(version, bool):
         raise FreshnessError(f"push(version={version!r}): expected a whole number")
-
-
-def _row(tree: Mapping[str, Tree], place: int) -> Mapping[str, Tree]:
-    return map_leaves(lambda leaf: leaf[place], tree)

@@ -3,15 +3,14 @@ known: nothing here looks at a clock, a thread or a device."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conduit.core.drawable import Drawable, distinct, first_distinct
 from conduit.core.ring import Window
 from conduit.core.starts import Starts
 from conduit.errors import PriorityError, SettingError
@@ -289,129 +288,3 @@ class _ShuffledSampler:
 
     def load(self, state: State, window: Window) -> None:
         pass
-
-
-class Drawable:
-    """Which live rows a sampler may draw: those that its `Starts` name; where it has none, all but those that it was told to
-    exclude, because a remover took them."""
-
-    def __init__(self, capacity: int, starts: Starts | None) -> None:
-        self._capacity = capacity
-        self._given = starts
-        self._own: Starts | None = None
-        """A byte a slot, from the first row on that is excluded."""
-        self._live = Window(0, 0)
-        self.starts = starts
-        """None: all live rows can be drawn."""
-
-    def insert(self, first_key: int, rows: int) -> None:
-        if self._given is not None:
-            return
-        live, after = self._live, first_key + rows
-        stop = max(live.stop, after)
-        first = live.first if first_key <= live.stop else first_key
-        self._live = Window(max(first, stop - self._capacity), stop)
-        if self._own is not None:
-            self._own.evict(first_key, rows)
-            self._own.admit(np.arange(first_key, after))
-            self._know(self._own)
-
-    def exclude(self, keys: Keys) -> None:
-        if self._given is not None:
-            return
-        if self._own is None:
-            self._own = Starts(self._capacity)
-            self._own.admit(np.arange(self._live.first, self._live.stop))
-        self._own.exclude(keys)
-        self._know(self._own)
-
-    def _know(self, own: Starts) -> None:
-        # Nothing but which rows can be drawn decides how they are: not whether others ever couldn't be.
-        self.starts = own if own.count < len(self._live) else None
-
-    def missing(self, window: Window, rows: int) -> str | None:
-        """What is missing for a draw of `rows` rows; None if there are enough."""
-        if self._given is None and self.starts is not None:
-            return short_of(rows, self.starts.count, self.starts.count)
-        return too_few(window, self.starts, rows)
-
-    def excluded(self, window: Window) -> Keys:
-        """Live rows that were excluded; none where `Starts` were given, which know."""
-        if self._given is not None or self.starts is None:
-            return np.zeros(0, np.int64)
-        keys = np.arange(window.first, window.stop)
-        return keys[~self.starts.at(keys % self._capacity)]
-
-    def load(self, excluded: Keys, window: Window) -> None:
-        """`window`'s rows are live; those of `excluded` were excluded."""
-        self._live = window
-        if len(excluded):
-            self.exclude(excluded[(excluded >= window.first) & (excluded < window.stop)])
-
-
-def too_few(window: Window, starts: Starts | None, rows: int) -> str | None:
-    """What is missing for a draw of `rows` rows; None if there are enough."""
-    return short_of(rows, len(window) if starts is None else starts.count, len(window))
-
-
-def short_of(rows: int, drawable: int, live: int) -> str | None:
-    """What is missing for a draw of `rows` rows, where `drawable` of `live` rows can be drawn; None if they are enough."""
-    if drawable >= rows:
-        return None
-    if drawable == live:
-        return f"{live} rows are visible and a batch needs {rows}: push {rows - live} more"
-    return (
-        f"{drawable} of {live} visible rows can start an entry of a batch by now, and a batch needs {rows}: the others wait for "
-        "the rows that come after them, lack them for good, or have been drawn as often as they may. More rows would do"
-    )
-
-
-def distinct(random: np.random.Generator, rows: int, count: int) -> Keys:
-    """`rows` distinct numbers of [0, count), in an order: any with equal chance."""
-    if 2 * rows > count:
-        return random.permutation(count)[:rows]
-    return first_distinct(lambda tries: random.integers(0, count, tries), rows, count)
-
-
-def first_distinct(choose: Callable[[int], Keys], rows: int, count: int) -> Keys:
-    """The first `rows` distinct ones of what `choose(tries)` gives: keys, each of `count` with equal chance, with replacement."""
-    found = np.zeros(0, np.int64)
-    while True:
-        # How many it takes to see that many new ones, on average, and some more.
-        tries = count * math.log((count - len(found) + 0.5) / (count - rows + 0.5))
-        found = np.concatenate([found, choose(int(1.1 * tries) + 8)])
-        _, places = np.unique(found, return_index=True)
-        places.sort()
-        found = found[places[:rows]]
-        if len(found) == rows:
-            return found
-
-
-def slot_ranges(first_key: int, rows: int, capacity: int) -> list[tuple[int, int, slice]]:
-    """Where keys [first_key, first_key + rows) lie: ranges of slots [start, stop), and which of these rows each holds."""
-    start = first_key % capacity
-    head = min(rows, capacity - start)
-    ranges = [(start, start + head, slice(0, head))]
-    if head < rows:
-        ranges.append((0, rows - head, slice(head, rows)))
-    return ranges
-
-
-def live_keys(slots: Keys, window: Window, capacity: int) -> Keys:
-    """The live rows in these slots."""
-    if window.stop <= capacity:
-        return slots
-    keys = slots + (window.stop - window.stop % capacity)
-    keys -= capacity * (keys >= window.stop)
-    return keys
-
-
-def still_live(told: NDArray[Any], first_key: int, window: Window) -> NDArray[Any]:
-    """What was told of `window`'s rows, of which there may be fewer by now: `told` begins with that of row `first_key`."""
-    return told[window.first - first_key : window.stop - first_key]
-
-
-def require(sampler: str, name: str, got: Any, fits: Callable[[float], bool], expected: str) -> None:
-    """SettingError unless `got` is a finite number that fits."""
-    if not isinstance(got, Real) or isinstance(got, bool) or not math.isfinite(got) or not fits(float(got)):
-        raise SettingError(f"{sampler}({name}={got!r}): expected {expected}")

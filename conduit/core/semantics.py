@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 
+from conduit.core.limiter import Limiter, Queue
+from conduit.core.ordered import Fifo, Lifo, MaxHeap, MinHeap
 from conduit.core.sampling import Sampling, Shuffled, Uniform
+from conduit.core.spread import Recency, Stratified
+from conduit.core.table import MAIN, Table
 from conduit.errors import CapacityError, ScheduleError, SettingError, UnitError
 
 
@@ -54,21 +59,34 @@ class Numbering:
 
 @dataclass(frozen=True, slots=True)
 class OffPolicy:
-    """Rows are reused until newer ones take their place. One push is one rollout unit."""
+    """Rows are reused until they leave: the oldest for newer ones, or those that a `remover` chooses. One push is one rollout unit.
+
+    `tables`: by name, "main" among them. `remover` None: the oldest leave."""
 
     capacity: int
     batch_size: int
-    sampling: Sampling
+    tables: Mapping[str, Table] = field(default_factory=lambda: {MAIN: Table()})
+    remover: Sampling | None = None
     exact: bool = False
 
+    name = "off_policy"
+    max_staleness = None
+
     def __post_init__(self) -> None:
-        check_whole("batch_size", self.batch_size)
-        check_whole("capacity", self.capacity)
-        if self.capacity < self.batch_size:
-            raise CapacityError(
-                f"capacity={self.capacity} is below batch_size={self.batch_size}: a batch could never be served; "
-                f"expected a capacity of at least {self.batch_size} rows"
-            )
+        _check_sizes(self.capacity, self.batch_size)
+        if self.remover is None:
+            return
+        for name, table in self.tables.items():
+            if len(self.tables) > 1 and table.max_times_sampled is not None and isinstance(table.limiter, Queue):
+                raise SettingError(
+                    f"table {name!r}: {table.limiter} with max_times_sampled={table.max_times_sampled} and remover={self.remover}: what "
+                    "the other tables keep could push out rows that weren't drawn here; expected one table, or remover=conduit.Fifo()"
+                )
+            if isinstance(table.sampler, Recency | Stratified):
+                raise SettingError(
+                    f"table {name!r}: {table.sampler} goes by age, which needs rows that leave in the order in which they came: "
+                    f"use remover=conduit.Fifo() instead of {self.remover}"
+                )
 
     def resolve(self, schedule: Schedule | None) -> Schedule:
         """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
@@ -92,6 +110,46 @@ class OffPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounded:
+    """Every row is delivered once, the oldest first, and never by a learner that is more than `max_staleness` policy versions
+    ahead of it. Pushes wait while `capacity` rows do; what has become too stale is dropped and counted."""
+
+    capacity: int
+    batch_size: int
+    max_staleness: int
+
+    name = "bounded"
+    remover = None
+    exact = True
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.capacity, self.batch_size)
+        stale = self.max_staleness
+        if not isinstance(stale, Integral) or isinstance(stale, bool) or stale < 0:
+            raise SettingError(f"max_staleness={stale!r}: expected a whole number of policy versions ≥ 0")
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        return {MAIN: Table(Fifo(), max_times_sampled=1, limiter=Queue(self.capacity))}
+
+    def resolve(self, schedule: Schedule | None) -> Schedule:
+        """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
+        schedule = _as_schedule(schedule)
+        if schedule.overlap_del or _filled(schedule.g_del, 1) != 1:
+            raise ScheduleError(
+                "mode='bounded' draws every batch at its pull, so that its bound holds then: it allows overlap_del=False and g_del=1 "
+                f"only; got {schedule}"
+            )
+        return OffPolicy(self.capacity, self.batch_size).resolve(schedule)
+
+    def units_per_ingestion(self, schedule: Schedule) -> int:
+        return int(_filled(schedule.g_ing, 1))
+
+    def numbering(self, rank: int, world: int, schedule: Schedule) -> Numbering:
+        return Numbering(rank, world, 1, None)
+
+
+@dataclass(frozen=True, slots=True)
 class OnPolicy:
     """Iteration k takes exactly `rollout_unit` rows of policy version k and delivers each `epochs` times, in
     M = rollout_unit / batch_size mini-batches a pass."""
@@ -99,6 +157,10 @@ class OnPolicy:
     rollout_unit: int
     batch_size: int
     epochs: int = 1
+
+    name = "on_policy"
+    remover = None
+    exact = False
 
     def __post_init__(self) -> None:
         for name in ("rollout_unit", "batch_size", "epochs"):
@@ -126,8 +188,8 @@ class OnPolicy:
         return self.rollout_unit
 
     @property
-    def sampling(self) -> Sampling:
-        return Shuffled(self.rollout_unit, self.batch_size, self.epochs)
+    def tables(self) -> Mapping[str, Table]:
+        return {MAIN: Table(Shuffled(self.rollout_unit, self.batch_size, self.epochs))}
 
     def resolve(self, schedule: Schedule | None) -> Schedule:
         """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
@@ -158,38 +220,110 @@ class OnPolicy:
         return round(_filled(schedule.g_del, 1 / self.minibatches) * self.minibatches)
 
 
-Semantics = OffPolicy | OnPolicy
+Semantics = OffPolicy | Bounded | OnPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What `Store` was told of how rows are drawn and leave; None where it was told nothing."""
+
+    sampler: Sampling | None = None
+    max_times_sampled: int | None = None
+    limiter: Limiter | None = None
+    tables: Mapping[str, Table] | None = None
+    remover: Sampling | None = None
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        return tuple(name for name in self.__slots__ if getattr(self, name) is not None)
 
 
 def semantics_of(
     mode: str,
+    *,
     capacity: int | None,
     batch_size: int,
     rollout_unit: int | None,
     epochs: int | None,
-    sampler: Sampling | None,
+    max_staleness: int | None,
+    drawing: Drawing,
     exact: bool,
 ) -> Semantics:
     """What `Store`'s settings mean. SettingError names one that is missing, or not of the mode."""
+    off_policy = (*drawing.given, *(("exact",) if exact else ()))
     if mode == "off_policy":
-        if rollout_unit is not None or epochs is not None:
-            raise SettingError(
-                "rollout_unit and epochs are on-policy settings; off-policy takes capacity, batch_size and a sampler"
-            )
+        _refuse(mode, "on-policy settings", rollout_unit=rollout_unit, epochs=epochs)
+        _refuse(mode, "settings of mode='bounded'", max_staleness=max_staleness)
         if capacity is None:
             raise SettingError("mode='off_policy' needs capacity=, in rows")
-        return OffPolicy(capacity, batch_size, sampler or Uniform(), exact)
+        return OffPolicy(capacity, batch_size, _tables(drawing), _remover(drawing.remover), exact)
+    if mode == "bounded":
+        _refuse(mode, "on-policy settings", rollout_unit=rollout_unit, epochs=epochs)
+        _refuse(mode, "off-policy settings", **dict.fromkeys(off_policy, True))
+        if capacity is None or max_staleness is None:
+            raise SettingError("mode='bounded' needs capacity=, in rows, and max_staleness=, in policy versions")
+        return Bounded(capacity, batch_size, max_staleness)
     if mode == "on_policy":
-        if capacity is not None or sampler is not None or exact:
-            raise SettingError(
-                "capacity, sampler and exact are off-policy settings; on-policy takes rollout_unit, batch_size and epochs"
-            )
+        _refuse(mode, "off-policy settings", capacity=capacity, **dict.fromkeys(off_policy, True))
+        _refuse(mode, "settings of mode='bounded'", max_staleness=max_staleness)
         if rollout_unit is None:
             raise SettingError(
                 "mode='on_policy' needs rollout_unit=: the rows of one iteration, steps × lanes over all actors"
             )
         return OnPolicy(rollout_unit, batch_size, 1 if epochs is None else epochs)
-    raise SettingError(f"mode={mode!r}: expected 'off_policy' or 'on_policy'")
+    raise SettingError(f"mode={mode!r}: expected 'off_policy', 'on_policy' or 'bounded'")
+
+
+_TAKES = {
+    "off_policy": "capacity, batch_size, a sampler, and tables, limiter and remover if wanted",
+    "on_policy": "rollout_unit, batch_size and epochs",
+    "bounded": "capacity, batch_size and max_staleness",
+}
+
+
+def _refuse(mode: str, whose: str, **settings: object) -> None:
+    given = [name for name, value in settings.items() if value is not None]
+    if given:
+        raise SettingError(f"{', '.join(given)}: {whose}; mode={mode!r} takes {_TAKES[mode]}")
+
+
+def _tables(drawing: Drawing) -> Mapping[str, Table]:
+    more = {} if drawing.tables is None else drawing.tables
+    if not isinstance(more, Mapping) or not all(isinstance(name, str) and name for name in more):
+        raise SettingError(f"tables={more!r}: expected a dict of names to conduit.Table(…)")
+    for name, table in more.items():
+        if not isinstance(table, Table):
+            raise SettingError(f"tables[{name!r}] is {table!r}: expected a conduit.Table(…)")
+        if name == MAIN:
+            raise SettingError(
+                f"tables[{MAIN!r}]: this is what sampler=, max_times_sampled= and limiter= describe; expected another name"
+            )
+    sampler = Uniform() if drawing.sampler is None else drawing.sampler
+    return {MAIN: Table(sampler, drawing.max_times_sampled, drawing.limiter), **more}
+
+
+def _remover(asked: Sampling | None) -> Sampling | None:
+    """What chooses the rows that leave; None for the oldest."""
+    if asked is None or isinstance(asked, Fifo):
+        return None
+    if isinstance(asked, Uniform):
+        return Uniform(replacement=False)
+    if isinstance(asked, Lifo | MaxHeap | MinHeap):
+        return asked
+    raise SettingError(
+        f"remover={asked!r}: expected conduit.Fifo(), Lifo(), Uniform(), MaxHeap() or MinHeap(), which say who leaves when the store "
+        "is full"
+    )
+
+
+def _check_sizes(capacity: int, batch_size: int) -> None:
+    check_whole("batch_size", batch_size)
+    check_whole("capacity", capacity)
+    if capacity < batch_size:
+        raise CapacityError(
+            f"capacity={capacity} is below batch_size={batch_size}: a batch could never be served; "
+            f"expected a capacity of at least {batch_size} rows"
+        )
 
 
 def _as_schedule(schedule: object) -> Schedule:

@@ -60,6 +60,15 @@ class Signature:
         self.fixed = False
         """Whether a push has been taken; before, its schema is provisional."""
 
+    @property
+    def schema(self) -> Schema | None:
+        """Of what is pushed; None before the first push."""
+        return self._schema if self.fixed else None
+
+    def fix(self, schema: Schema) -> None:
+        """What is pushed must be of this schema from the first push on."""
+        self._schema, self.fixed = schema, True
+
     def steps(self, lanes: range) -> Steps:
         """What `step` wants to know of an actor's lanes."""
         return Steps(lanes)

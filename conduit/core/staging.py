@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from conduit.core.backend import Columns
 from conduit.core.batch import Batch
@@ -18,6 +18,8 @@ from conduit.core.experience import Tree
 from conduit.core.halt import Halt
 from conduit.core.order import Order, Turn
 from conduit.errors import HandOverError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +112,15 @@ class Inbox:
             group.turn = self._order.enter_held()
         self.changed.notify_all()
 
+    @property
+    def free(self) -> bool:
+        """Whether nobody ingests in line, or is about to; for a caller who holds `changed`."""
+        return not self._in_line or (self._claimant is None and not self._queue)
+
     def wait_unclaimed(self, deadline_s: float) -> None:
         """In line, whoever seals a group ingests it, and the others wait before they put anything in: so nothing that was
         taken is ever left behind by somebody's deadline. The caller holds `changed`."""
-        if not self._in_line or (self._claimant is None and not self._queue):
+        if self.free:
             return
         self._wait_in_queue(_Ticket(None), deadline_s)
 
@@ -121,7 +128,7 @@ class Inbox:
         """Whether somebody else has put in what `take` puts in, and ingested it: in line, where others are at work, whoever is
         ingesting serves those who came meanwhile before going on, for waking each of them would take longer than their rows
         do. False: it is the caller's turn, who holds `changed`."""
-        if not self._in_line or (self._claimant is None and not self._queue):
+        if self.free:
             return False
         ticket = _Ticket(take)
         try:
@@ -200,6 +207,11 @@ class Inbox:
         else:
             self._guest = ticket
 
+    @property
+    def last(self) -> Group | None:
+        """The last sealed group, while it is held back and has no place in the order. The caller holds `changed`."""
+        return self._last
+
     def release_last(self) -> None:
         """Gives the last sealed group its place in the order, if it has been held back. The caller holds `changed`."""
         if self._last is not None:
@@ -256,6 +268,11 @@ class Outbox:
         """Batch `number` if it is staged."""
         with self._changed:
             return self._staged.pop(number, None)
+
+    def look(self, numbers: Sequence[int], make: Callable[[Staged], T]) -> dict[int, T]:
+        """What `make` makes of those of these batches that are staged, by number, before anybody takes them."""
+        with self._changed:
+            return {number: make(self._staged[number]) for number in numbers if number in self._staged}
 
     def wait_take(self, number: int, deadline_s: float) -> Staged | None:
         """Batch `number`, once it is staged; None if it has been discarded."""

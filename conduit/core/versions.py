@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+
+from conduit.core.ring import Window
 
 Keys = NDArray[np.int64]
 
@@ -46,6 +51,26 @@ class Versions:
             return np.full(len(keys), self._newest)
         first, version = self._runs[:, self._start : self._stop]
         return version[np.searchsorted(first, keys, side="right") - 1]
+
+    def below(self, version: int, window: Window) -> Keys:
+        """The rows of `window`, all live, of versions below this one."""
+        if self._newest is None or not len(window):
+            return np.zeros(0, np.int64)
+        first, versions = self._runs[:, self._start : self._stop]
+        edges = np.concatenate([first, [window.stop]])
+        runs = [np.arange(max(edges[i], window.first), edges[i + 1]) for i in np.flatnonzero(versions < version)]
+        return np.concatenate(runs) if runs else np.zeros(0, np.int64)
+
+    def state(self) -> dict[str, NDArray[np.int64]]:
+        """For a checkpoint."""
+        return {"runs": self._runs[:, self._start : self._stop].copy()}
+
+    def load(self, state: Mapping[str, Any], oldest: int) -> None:
+        """Goes on from what was saved, of which rows from `oldest` on are there."""
+        for first, version in state["runs"].T.tolist():
+            self._begin(first, version)
+        if self._stop:
+            self.evict(oldest)
 
     def _begin(self, first: int, version: int) -> None:
         if self._stop == self._runs.shape[1]:

@@ -13,6 +13,7 @@ from conduit.core.buffer import ExperienceBuffer
 from conduit.core.episodes import Rows
 from conduit.core.halt import Halt
 from conduit.core.placement import Placement
+from conduit.core.ring import Window
 from conduit.errors import CapacityError, ClosedError, SchemaError
 from conduit.topology.endpoint import PAGEABLE, PINNED, Endpoint, Tier
 
@@ -35,7 +36,9 @@ def append(into: ExperienceBuffer, first: int, count: int):
 
 
 def write(into: ExperienceBuffer, data, version: np.ndarray):
-    return into.write(Rows(data, np.zeros(len(version), np.int64), np.zeros(len(version), np.uint8), version)).window
+    rows = Rows(data, np.zeros(len(version), np.int64), np.zeros(len(version), np.uint8), version)
+    (written,) = into.write(rows)
+    return Window(written.first, written.first + written.rows)
 
 
 def read(from_: ExperienceBuffer, keys: np.ndarray):
@@ -44,7 +47,7 @@ def read(from_: ExperienceBuffer, keys: np.ndarray):
 
 def keys_at(from_: ExperienceBuffer, keys: np.ndarray) -> list[int]:
     arrived = []
-    from_.redeem(from_.lease(int(keys.min()), lambda: arrived.append(read(from_, keys))))
+    from_.leases.redeem(from_.leases.take(int(keys.min()), lambda: arrived.append(read(from_, keys))))
     (got,) = arrived
     assert (got["wide"] == got["key"][:, None]).all()
     return got["key"].tolist()
@@ -83,7 +86,7 @@ class Reader:
         self.ring, self.keys, self.clock = ring, np.array(keys), clock
         self.got: list[list[int]] = []
         self.ended_at_s = -1.0
-        self.lease = ring.lease(min(keys), self.read)
+        self.lease = ring.leases.take(min(keys), self.read)
 
     def read(self) -> None:
         if self.clock is not None:
@@ -92,7 +95,7 @@ class Reader:
         self.got.append(read(self.ring, self.keys)["key"].tolist())
 
     def redeem(self) -> None:
-        self.ring.redeem(self.lease)
+        self.ring.leases.redeem(self.lease)
 
 
 def test_a_writer_reads_for_a_reader_what_it_would_replace_and_nothing_before():
@@ -114,10 +117,10 @@ def test_a_lease_that_was_given_up_is_never_read():
     ring = buffer(4)
     append(ring, 0, 4)
     reader = Reader(ring, [0])
-    ring.give_up(reader.lease)
+    ring.leases.give_up(reader.lease)
     append(ring, 4, 4)
     reader.redeem()
-    ring.give_up(reader.lease)
+    ring.leases.give_up(reader.lease)
     assert reader.got == []
 
 
@@ -137,7 +140,7 @@ def test_a_writer_waits_for_a_reader_that_is_reading_the_rows_it_replaces(seed):
             written.append(clock.now())
             append(ring, 5, 1)
             written.append(clock.now())
-            ring.give_up(reader.lease)
+            ring.leases.give_up(reader.lease)
 
         tasks = [
             clock.spawn(reader.redeem, "reader"),

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from conduit.core.sampling import Uniform
 from conduit.core.semantics import OffPolicy, OnPolicy, Schedule
 from conduit.errors import CapacityError, ScheduleError, SettingError, UnitError
 
@@ -16,7 +15,7 @@ from conduit.errors import CapacityError, ScheduleError, SettingError, UnitError
 def test_sizes_are_whole_numbers_of_at_least_one(name, wrong):
     sizes = {"capacity": 8, "batch_size": 2, name: wrong}
     with pytest.raises(SettingError, match=re.escape(f"{name}={wrong!r}: expected a whole number of at least 1")):
-        OffPolicy(sampling=Uniform(), **sizes)
+        OffPolicy(**sizes)
 
 
 @pytest.mark.parametrize("name", ["rollout_unit", "batch_size", "epochs"])
@@ -28,7 +27,7 @@ def test_on_policy_sizes_are_whole_numbers_of_at_least_one(name, wrong):
 
 def test_a_capacity_below_a_batch_is_refused_with_both_figures():
     with pytest.raises(CapacityError, match=r"capacity=3 is below batch_size=4.*at least 4"):
-        OffPolicy(3, 4, Uniform())
+        OffPolicy(3, 4)
 
 
 def test_a_remainder_is_an_error_that_names_sizes_that_divide():
@@ -43,21 +42,21 @@ def test_a_remainder_is_an_error_that_names_sizes_that_divide():
 )  # fmt: skip
 def test_off_policy_granularities_are_whole_numbers(schedule, named):
     with pytest.raises(ScheduleError, match=rf"{named}: .*whole numbers"):
-        OffPolicy(8, 2, Uniform()).resolve(schedule)
+        OffPolicy(8, 2).resolve(schedule)
 
 
 def test_off_policy_granularities_are_one_unit_and_one_batch_unless_given():
-    semantics = OffPolicy(8, 2, Uniform())
+    semantics = OffPolicy(8, 2)
     assert semantics.resolve(None) == semantics.resolve(Schedule()) == Schedule(g_ing=1, g_del=1)
     assert semantics.resolve(Schedule(True, 3, True, 2)) == Schedule(True, 3, True, 2)
 
 
 @pytest.mark.parametrize("schedule", [Schedule(overlap_del=True), Schedule(g_del=2)])
 def test_exact_draws_allow_no_prefetch(schedule):
-    OffPolicy(8, 2, Uniform()).resolve(schedule)
-    OffPolicy(8, 2, Uniform(), exact=True).resolve(Schedule(overlap_ing=True, g_ing=4))
+    OffPolicy(8, 2).resolve(schedule)
+    OffPolicy(8, 2, exact=True).resolve(Schedule(overlap_ing=True, g_ing=4))
     with pytest.raises(ScheduleError, match="exact=True"):
-        OffPolicy(8, 2, Uniform(), exact=True).resolve(schedule)
+        OffPolicy(8, 2, exact=True).resolve(schedule)
 
 
 def test_on_policy_granularities_are_exactly_the_fractions_of_m():
@@ -78,7 +77,7 @@ def test_on_policy_granularities_are_exactly_the_fractions_of_m():
 def test_off_policy_learners_share_all_numbers_and_groups_partition_them(world, per_group):
     numbers = []
     for rank in range(world):
-        numbering = OffPolicy(8, 2, Uniform()).numbering(rank, world, Schedule(g_del=per_group))
+        numbering = OffPolicy(8, 2).numbering(rank, world, Schedule(g_del=per_group))
         numbers += [numbering.number(index) for index in range(12)]
         for index in range(12):
             group = numbering.group(index)

@@ -163,7 +163,7 @@ def test_main_tells_conduits_own_errors_without_a_traceback(monkeypatch: pytest.
         ("typer", "conduit.cli", "demo"),
         ("gymnasium", "conduit.integrations.gymnasium", "demo"),
         ("rich", "conduit.report", "cli"),
-        ("pytest", "conduit.testing", "test"),
+        ("pytest", "conduit.testing.backends", "test"),
     ],
 )
 def test_without_its_library_a_module_names_the_extra(missing: str, imported: str, extra: str) -> None:

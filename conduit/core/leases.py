@@ -1,0 +1,71 @@
+"""Leases on rows: so a gather neither blocks the buffer's cursor nor sees a torn row, and a writer has to do with readers of the
+very rows only that it is about to replace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conduit.core.halt import Halt
+
+
+class Lease:
+    """Rows from `oldest` on stay as they are until `read` has run. Whoever comes first runs it: the one who wants the rows,
+    or a writer that would overwrite them. So a writer never waits for what else a reader has to do before."""
+
+    __slots__ = ("oldest", "read", "taken")
+
+    def __init__(self, oldest: int, read: Callable[[], None]) -> None:
+        self.oldest = oldest
+        self.read = read
+        self.taken = False
+
+
+class Leases:
+    """The leases on one buffer's rows. `take` and `settle` are called in a turn of the store's Order, the rest by anybody."""
+
+    def __init__(self, halt: Halt) -> None:
+        self._halt = halt
+        self._leases: set[Lease] = set()
+        self._unleased = halt.condition("buffer")
+
+    def take(self, oldest: int, read: Callable[[], None]) -> Lease:
+        """A lease on rows from `oldest` on, taken in the turn that drew them, or they may be gone already. `read` must not raise."""
+        lease = Lease(oldest, read)
+        with self._unleased:
+            self._leases.add(lease)
+        return lease
+
+    def redeem(self, lease: Lease) -> None:
+        """Returns when the lease's `read` has run, here or elsewhere, or the lease was given up."""
+        with self._unleased:
+            if lease.taken:
+                self._halt.wait(self._unleased, lambda: lease not in self._leases, None, lambda: "rows are being read")
+                return
+            lease.taken = True
+        try:
+            lease.read()
+        finally:
+            self._end(lease)
+
+    def give_up(self, lease: Lease) -> None:
+        """Nobody wants the rows any more."""
+        with self._unleased:
+            if lease.taken:
+                return
+            lease.taken = True
+        self._end(lease)
+
+    def settle(self, first: int | None) -> None:
+        """Rows before `first`, or any rows if that is None, are about to be overwritten: returns when nobody has to read them any
+        more."""
+        # No lease can be taken meanwhile: that needs a turn, and the caller is in one.
+        while self._leases:
+            blocking = next((lease for lease in list(self._leases) if first is None or lease.oldest < first), None)
+            if blocking is None:
+                return
+            self.redeem(blocking)
+
+    def _end(self, lease: Lease) -> None:
+        with self._unleased:
+            self._leases.discard(lease)
+            self._unleased.notify_all()

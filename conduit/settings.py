@@ -1,0 +1,131 @@
+"""What a store was made with, as a value that a checkpoint can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from conduit.core.backend import Backend
+from conduit.core.derived import Derived, Next, Stack
+from conduit.core.items import Group, Item, NStep, Row, Sequence, Trajectory
+from conduit.core.limiter import Limiter, MinSize, Queue, SampleToInsertRatio
+from conduit.core.ordered import Fifo, Lifo, MaxHeap, MinHeap
+from conduit.core.passes import WithoutReplacement
+from conduit.core.placement import Bytes
+from conduit.core.plain import Packer
+from conduit.core.prioritized import Prioritized
+from conduit.core.rollout import WhenFull
+from conduit.core.sampling import Sampling, Uniform
+from conduit.core.semantics import Schedule
+from conduit.core.spread import Recency, Stratified
+from conduit.core.table import MAIN, Table
+from conduit.errors import CheckpointError, SettingError
+
+_SAMPLERS = (Uniform, Prioritized, Fifo, Lifo, MaxHeap, MinHeap, WithoutReplacement, Recency, Stratified)
+_LIMITERS = (MinSize, SampleToInsertRatio, Queue)
+_ITEMS = (Row, NStep, Sequence, Trajectory, Group)
+_PACKER = Packer((*_SAMPLERS, *_LIMITERS, *_ITEMS, Next, Stack, Schedule))
+_OWN = "own"
+"""Marks what is a class or function of the user's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The arguments of `Store`, but for those that say where and when. `backend` None: one of the user's own."""
+
+    backend: str | None
+    mode: Literal["off_policy", "on_policy", "bounded"]
+    batch_size: int
+    capacity: int | None
+    rollout_unit: int | None
+    epochs: int | None
+    max_staleness: int | None
+    sampler: Sampling | None
+    max_times_sampled: int | None
+    limiter: Limiter | None
+    tables: Mapping[str, Table] | None
+    remover: Sampling | None
+    item: Item | None
+    derive: Mapping[str, Derived] | None
+    seed: int
+    schedule: Schedule | None
+    exact: bool
+    inbox_units: int | None
+    when_full: WhenFull
+    timeout_s: float
+    budgets: Mapping[str, Bytes] | None
+
+    def pack(self) -> dict[str, Any]:
+        """As JSON. What is the user's own is only named."""
+        packed = {each.name: _packed(getattr(self, each.name)) for each in fields(self) if each.name != "tables"}
+        packed["tables"] = (
+            None if self.tables is None else {name: _of_table(each) for name, each in self.tables.items()}
+        )
+        return packed
+
+    @classmethod
+    def unpack(
+        cls,
+        packed: Mapping[str, Any],
+        where: str,
+        *,
+        backend: str | Backend[Any] | None,
+        sampler: Sampling | None,
+        limiter: Limiter | None,
+        tables: Mapping[str, Table] | None,
+    ) -> Settings:
+        """What `pack` said, with what is given instead. SettingError names what must be given, or can't be."""
+        given = {"sampler": sampler, "limiter": limiter}
+        told = {
+            name: given[name] if given.get(name) is not None else _unpacked(value, f"restore({where!r}): {name}")
+            for name, value in packed.items()
+            if name != "tables"
+        }
+        if packed["backend"] is None and backend is None:
+            raise SettingError(f"restore({where!r}): the store that was saved had a backend of its own; give backend=")
+        saved = packed["tables"] or {}
+        if tables is not None and set(tables) != set(saved):
+            raise SettingError(
+                f"restore(tables={sorted(tables)}): the checkpoint's tables beside {MAIN!r} are {sorted(saved)}; expected the same names"
+            )
+        made = tables or {
+            name: _to_table(each, f"restore({where!r}): tables[{name!r}]") for name, each in saved.items()
+        }
+        settings = cls(**told, tables=made or None)
+        _check_kind("sampler", packed["sampler"], settings.sampler, where)
+        for name, each in saved.items():
+            _check_kind(f"tables[{name!r}].sampler", each["sampler"], made[name].sampler, where)
+        return settings
+
+
+def _check_kind(name: str, saved: Any, new: Sampling | None, where: str) -> None:
+    """SettingError where a sampler is to go on from what one of another class remembered."""
+    kind = "Uniform" if saved is None else saved[_OWN][0] if _OWN in saved else saved["kind"][0]
+    if type(new or Uniform()).__name__ != kind:
+        raise SettingError(
+            f"restore({where!r}): {name} was a {kind}, and {new} can't go on from what it remembered; expected a {kind}, perhaps with "
+            "other settings"
+        )
+
+
+def _packed(value: Any) -> Any:
+    value = dict(value) if isinstance(value, Mapping) else value
+    try:
+        return _PACKER.pack(value, {}, "settings")
+    except CheckpointError:
+        return {_OWN: [type(value).__name__, repr(value)]}
+
+
+def _unpacked(packed: Any, where: str) -> Any:
+    if isinstance(packed, dict) and packed.keys() == {_OWN}:
+        raise SettingError(f"{where} was {packed[_OWN][1]}, which is your own: give it again")
+    return _PACKER.unpack(packed, {})
+
+
+def _of_table(table: Table) -> dict[str, Any]:
+    return {each.name: _packed(getattr(table, each.name)) for each in fields(table)}
+
+
+def _to_table(packed: Mapping[str, Any], where: str) -> Table:
+    return Table(**{name: _unpacked(value, f"{where}.{name}") for name, value in packed.items()})

@@ -1,0 +1,288 @@
+"""How a store's parts are put together: made from its settings, each given the others that it works with, and nothing started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from os import PathLike
+from typing import Any
+
+from conduit import backends
+from conduit.backends import exchange
+from conduit.clock import Clock, RealClock
+from conduit.core.admission import Admission
+from conduit.core.backend import Backend, Target
+from conduit.core.buffer import ExperienceBuffer
+from conduit.core.chain import IngestionChain
+from conduit.core.checkpoint import Parts
+from conduit.core.delivery import Delivery
+from conduit.core.halt import Halt, check_timeout
+from conduit.core.hook import Hook, check_chain
+from conduit.core.ingestion import Ingestion
+from conduit.core.items import Row
+from conduit.core.iteration import OnPolicyRollout
+from conduit.core.ledger import Ledger
+from conduit.core.order import Order
+from conduit.core.placement import Placement, parse_budgets
+from conduit.core.priorities import Priorities
+from conduit.core.recipe import Recipe
+from conduit.core.rollout import OffPolicyRollout
+from conduit.core.sampling import DrawStream
+from conduit.core.semantics import Drawing, Numbering, OnPolicy, Schedule, Semantics, semantics_of
+from conduit.core.signature import Signature
+from conduit.core.staging import Inbox, Outbox
+from conduit.core.table import LiveTable, Table
+from conduit.errors import SettingError
+from conduit.ports import PathOut
+from conduit.settings import Settings
+from conduit.topology.endpoint import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """A store's parts. Threads hold these, and never the store: so a store that nobody refers to any more can be closed."""
+
+    clock: Clock
+    halt: Halt
+    ledger: Ledger
+    order: Order
+    backend: Backend[Any]
+    semantics: Semantics
+    schedule: Schedule
+    buffer: ExperienceBuffer
+    tables: Mapping[str, LiveTable]
+    remover: LiveTable | None
+    """What says which rows leave; None: the oldest do."""
+    admission: Admission
+    priorities: Mapping[str, Priorities | None]
+    """By table; None where nothing goes by priorities."""
+    choices: DrawStream
+    rollout: OffPolicyRollout | OnPolicyRollout
+    ingestion: Ingestion
+    delivery_hooks: Sequence[Hook]
+    signature: Signature
+    hook_names: Sequence[str]
+    timeout_s: float
+
+    @property
+    def told(self) -> tuple[LiveTable, ...]:
+        """All that is told which rows come and go."""
+        return (*self.tables.values(), *(() if self.remover is None else (self.remover,)))
+
+    @property
+    def kept(self) -> Parts:
+        """What a checkpoint is made of."""
+        tables = {table.name: table for table in self.told}
+        return Parts(
+            self.halt, self.order, self.backend, self.buffer, self.signature, self.rollout, self.ingestion, tables
+        )
+
+    def path_out(self, table: LiveTable, target: Target, numbering: Numbering, outbox: str, owner: object) -> PathOut:
+        """A way out of the store, through `table`, to `target`."""
+        delivery = Delivery(
+            hooks=self.delivery_hooks,
+            backend=self.backend,
+            buffer=self.buffer,
+            table=table,
+            admission=self.admission,
+            order=self.order,
+            halt=self.halt,
+            ledger=self.ledger,
+            target=target,
+            choices=self.choices,
+            in_line=not self.schedule.overlap_del,
+            tables=tuple(self.tables.values()),
+            remover=self.remover,
+        )
+        rollout, semantics = self.rollout, self.semantics
+        return PathOut(
+            halt=self.halt,
+            ledger=self.ledger,
+            order=self.order,
+            ingestion=self.ingestion,
+            delivery=delivery,
+            outbox=Outbox(self.halt, outbox),
+            numbering=numbering,
+            batch_size=semantics.batch_size,
+            overlap=self.schedule.overlap_del,
+            timeout_s=self.timeout_s,
+            turnstile=self.halt.condition(f"{outbox}'s pulls"),
+            owner=owner,
+            version=lambda: rollout.version,
+            explain=lambda number: _explain(rollout, semantics, number),
+        )
+
+
+def wire(
+    settings: Settings,
+    *,
+    backend: str | Backend[Any],
+    ingestion: Sequence[Hook],
+    delivery: Sequence[Hook],
+    placement: str | Endpoint | Placement | Sequence[str | Endpoint],
+    disk: str | PathLike[str] | None,
+    clock: Clock | None,
+) -> Wiring:
+    """The parts of a store with these settings. See `Store` for what they mean and for the errors."""
+    if not isinstance(settings.seed, Integral) or int(settings.seed) < 0:
+        raise SettingError(f"seed={settings.seed!r}: expected a whole number ≥ 0")
+    check_timeout(settings.timeout_s)
+    made = backends.load(backend, disk)
+    recipe = Recipe(settings.item or Row(), {} if settings.derive is None else settings.derive)
+    semantics = semantics_of(
+        settings.mode,
+        capacity=settings.capacity,
+        batch_size=settings.batch_size,
+        rollout_unit=settings.rollout_unit,
+        epochs=settings.epochs,
+        max_staleness=settings.max_staleness,
+        drawing=Drawing(
+            settings.sampler, settings.max_times_sampled, settings.limiter, settings.tables, settings.remover
+        ),
+        exact=settings.exact,
+    )
+    _check_recipe(recipe, semantics)
+    schedule = semantics.resolve(settings.schedule)
+    hooks = {"ingestion": check_chain(ingestion, "ingestion"), "delivery": check_chain(delivery, "delivery")}
+    clock = clock or RealClock()
+    halt, ledger = Halt(clock), Ledger(clock)
+    halt.tell_waited = ledger.waited
+    order = Order(halt)
+    where = Placement.of(placement, made.endpoints())
+    seed, in_order = int(settings.seed), semantics.remover is None
+    remover = None
+    if semantics.remover is not None:
+        table = Table(semantics.remover)
+        remover = LiveTable("(remover)", table, semantics.capacity, semantics.batch_size, seed, None, in_order)
+    buffer = ExperienceBuffer(
+        made,
+        semantics.capacity,
+        where,
+        parse_budgets(settings.budgets),
+        halt,
+        recipe,
+        None if remover is None else remover.sampler,
+        ledger.meter,
+    )
+    tables = {
+        name: LiveTable(name, table, semantics.capacity, semantics.batch_size, seed, buffer.starts, in_order)
+        for name, table in semantics.tables.items()
+    }
+    told = [*tables.values(), *(() if remover is None else (remover,))]
+    admission = Admission(halt, order, told, lambda: buffer.window)
+    chain = IngestionChain(hooks["ingestion"], isinstance(semantics, OnPolicy), recipe.final_sources())
+    inbox = Inbox(
+        halt,
+        order,
+        in_line=not schedule.overlap_ing,
+        hold_back=schedule.overlap_ing and not isinstance(semantics, OnPolicy),
+    )
+    needs_edges = chain.needs_edges or not recipe.trivial
+    rollout = _rollout(settings, semantics, schedule, halt, inbox, admission, needs_edges)
+    # Where a push is written before it returns, into memory that is written at once, its arrays need no copy before.
+    written_at_once = (
+        not isinstance(semantics, OnPolicy)
+        and not ingestion
+        and not schedule.overlap_ing
+        and schedule.g_ing == 1
+        and all(endpoint.is_host for endpoint in where.endpoints)
+    )
+    return Wiring(
+        clock=clock,
+        halt=halt,
+        ledger=ledger,
+        order=order,
+        backend=made,
+        semantics=semantics,
+        schedule=schedule,
+        buffer=buffer,
+        tables=tables,
+        remover=remover,
+        admission=admission,
+        priorities={name: _priorities(table, remover, order, buffer) for name, table in tables.items()},
+        choices=DrawStream(seed),
+        rollout=rollout,
+        ingestion=Ingestion(
+            chain=chain,
+            inbox=inbox,
+            rollout=rollout,
+            buffer=buffer,
+            tables=told,
+            admission=admission,
+            order=order,
+            halt=halt,
+            ledger=ledger,
+            overlap=schedule.overlap_ing,
+        ),
+        delivery_hooks=hooks["delivery"],
+        signature=Signature(
+            exchange.to_numpy,
+            any(table.prioritized for table in told),
+            min((table.sampler.highest_priority for table in told if table.prioritized), default=0.0),
+            copies=not written_at_once,
+            finals_of=recipe.final_sources(),
+        ),
+        hook_names=[hook.name for hook in (*hooks["ingestion"], *hooks["delivery"])],
+        timeout_s=settings.timeout_s,
+    )
+
+
+def _check_recipe(recipe: Recipe, semantics: Semantics) -> None:
+    """SettingError for an item or derived leaves that don't go with the mode or the remover."""
+    if isinstance(semantics, OnPolicy) and not recipe.trivial:
+        raise SettingError(
+            "item and derive are off-policy settings: an on-policy iteration delivers each of its rows as it was pushed"
+        )
+    recipe.check_fits(semantics.capacity)
+    if semantics.remover is not None and not recipe.trivial:
+        raise SettingError(
+            f"remover={semantics.remover}: a row that is linked to others can only leave when it is the oldest; expected "
+            "remover=conduit.Fifo(), or rows that stand alone: no item but Row(), no derive"
+        )
+
+
+def _rollout(
+    settings: Settings,
+    semantics: Semantics,
+    schedule: Schedule,
+    halt: Halt,
+    inbox: Inbox,
+    admission: Admission,
+    needs_edges: bool,
+) -> OffPolicyRollout | OnPolicyRollout:
+    units, when_full = settings.inbox_units, settings.when_full
+    if when_full not in ("block", "drop"):
+        raise SettingError(f"when_full={when_full!r}: expected 'block' or 'drop'")
+    if isinstance(semantics, OnPolicy):
+        if when_full == "drop" or units is not None:
+            raise SettingError(
+                "inbox_units and when_full are off-policy: an on-policy inbox is bounded by the iteration and drops nothing"
+            )
+        rows = semantics.rows_per_ingestion(schedule)
+        return OnPolicyRollout(halt, inbox, semantics.rollout_unit, rows, needs_edges)
+    group = semantics.units_per_ingestion(schedule)
+    return OffPolicyRollout(
+        halt=halt,
+        inbox=inbox,
+        admission=admission,
+        units_per_group=group,
+        limit=max(64, 4 * group) if units is None else units,
+        when_full=when_full,
+        cuts_matter=needs_edges,
+        max_staleness=semantics.max_staleness,
+    )
+
+
+def _priorities(
+    table: LiveTable, remover: LiveTable | None, order: Order, buffer: ExperienceBuffer
+) -> Priorities | None:
+    told = [each.sampler for each in (table, remover) if each is not None and each.prioritized]
+    return Priorities(exchange, order, buffer, told) if told else None
+
+
+def _explain(rollout: OffPolicyRollout | OnPolicyRollout, semantics: Semantics, number: int) -> str:
+    """What the running iteration lacks, if it is batch `number`'s."""
+    if not isinstance(rollout, OnPolicyRollout) or not isinstance(semantics, OnPolicy):
+        return ""
+    return rollout.why_open() if number // semantics.batches == rollout.version else ""
