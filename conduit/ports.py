@@ -74,7 +74,7 @@ class Actor:
         along. Leaves `terminated` and `truncated` say which lanes ended. `final`: the last observation (and value) of the
         lanes that ended, leaves (ended lanes, *shape) in lane order; a truncated lane without one is cut: nothing is ever
         bootstrapped from it. Lanes with `valid` False write nothing. `priority`: (lanes,) raw priorities, 0 disables a row.
-        `version`: the policy version that acted; by default the store's.
+        `version`: the policy version that acted; by default the store's as of the call, however long that waits.
 
         Raises SchemaError, PriorityError, FreshnessError or UnitError for rows that don't fit, WaitTimeout when the store
         couldn't take them in `timeout_s` (by default the store's), and what stopped the store if it has stopped."""
@@ -291,7 +291,7 @@ class Learner:
         return {
             "world": self.world,
             "index": index,
-            "staged": {i: staged[numbering.number(i)] for i in sorted(drawn)},
+            "staged": {i: plain for i in sorted(drawn) if (plain := staged[numbering.number(i)]) is not None},
             "asked": sorted(firsts.values()),
         }
 
@@ -315,9 +315,14 @@ class Learner:
             if tree is None:
                 assert schema is not None
                 tree = optree.tree_unflatten(schema.structure, list(leaves))
-            self._path.outbox.put(number, self._path.delivery.restage(leaves, tree, told["info"]))
+            try:
+                staged = self._path.delivery.restage(leaves, tree, told["info"])
+            except HandOverError as error:
+                staged = Staged(error)
+            self._path.outbox.put(number, staged)
         with self._path.turnstile:
-            for index, lag, place in state["asked"]:
+            # In line, whoever pulls asks.
+            for index, lag, place in state["asked"] if self._path.overlap else ():
                 if index not in self._requests:
                     self._ask(index, lag, place)
 
@@ -342,8 +347,11 @@ class Learner:
         try:
             with turnstile:
                 if self._puller is not None:
-                    with self._waiters:
+                    with self._waiters as mine:
                         path.halt.wait(turnstile, lambda: self._puller is None, deadline_s, _why_not_mine)
+                        # It may be its turn because the one before was cancelled with it.
+                        if mine.cancelled:
+                            raise CancelledError(f"{self._what(self.number)} was cancelled: {_why_not_mine()}")
                 self._puller = call
                 index = self._index
                 request = self._request(index)
@@ -380,8 +388,8 @@ class Learner:
         path, numbering = self._path, self._path.numbering
         stop = numbering.group(index).stop
         numbers = range(numbering.number(index), numbering.number(stop), numbering.world)
-        lag = index - self._index if lag is None else lag
-        lags = range(lag, lag + stop - index)
+        first = index - self._index if lag is None else lag
+        lags = range(first, first + stop - index)
         request = path.delivery.request(numbers, lags, path.batch_size, path.outbox.put, path.stream, place)
         for i in range(index, stop):
             self._requests[i] = request
@@ -418,10 +426,16 @@ class Learner:
     def _wait_for(self, request: Request, deadline_s: float, number: int) -> Staged | None:
         """`_await` for a request whose turn hasn't come: where rows are missing, those that are on their way are hurried."""
         path = self._path
-        if path.order.settle(request.turn, deadline_s):
-            return self._await(request, deadline_s, number)
-        with path.ingestion.hurried(deadline_s):
-            return self._await(request, deadline_s, number)
+        try:
+            if path.order.settle(request.turn, deadline_s):
+                return self._await(request, deadline_s, number)
+            with path.ingestion.hurried(deadline_s):
+                return self._await(request, deadline_s, number)
+        except (WaitTimeout, CancelledError):
+            if path.overlap or path.order.withdraw(request.turn):
+                raise
+        # It was drawn at the last moment: what comes only once would be lost.
+        return self._await(request, deadline_s, number)
 
     def _await(self, request: Request, deadline_s: float, number: int) -> Staged | None:
         """Batch `number` as soon as it is staged, which in line is done here; None if it is not wanted any more."""
@@ -456,15 +470,17 @@ class Learner:
 
     def _missing(self, number: int) -> str:
         path = self._path
-        missing = path.delivery.missing(path.batch_size, number)
+        together = path.numbering.group(self._index).stop - self._index
+        missing = path.delivery.missing(path.batch_size, number, together)
         more = path.explain(number) if missing else ""
         return f"{missing or 'it is being prepared'}{f'; {more}' if more else ''}"
 
 
-def _plain_batch(batch: Batch | HandOverError, to_numpy: Callable[[Any], NDArray[Any]]) -> dict[str, Any]:
-    """A staged batch as NumPy arrays of its own, and the tree they are in with their places in it."""
+def _plain_batch(batch: Batch | HandOverError, to_numpy: Callable[[Any], NDArray[Any]]) -> dict[str, Any] | None:
+    """A staged batch as NumPy arrays of its own, and the tree they are in with their places in it. None where it can't be handed
+    over: it will be asked for anew."""
     if isinstance(batch, HandOverError):
-        raise batch
+        return None
     leaves = optree.tree_leaves(batch.data)
     places = iter(range(len(leaves)))
     tree = map_leaves(lambda leaf: str(next(places)), batch.data)

@@ -261,6 +261,10 @@ class Store:
         finally:
             self._asking.discard(asker)
 
+    def cancel(self) -> int:
+        """Ends the calls of `sample` that wait, with CancelledError. Returns how many. (Actors and learners have a `cancel` of their own.)"""
+        return sum(asker.cancel() for asker in list(self._asking))
+
     # What the trainer tells the store
 
     def update_priorities(self, keys: Any, priorities: Any, *, table: str = MAIN) -> PriorityUpdate:
@@ -330,10 +334,11 @@ class Store:
         try:
             yield
         finally:
-            # No deadline: what is ahead ends by itself, and limiters must not stay lifted.
-            with self._behind_all(None):
-                for table in self._wiring.tables.values():
-                    table.end_preloading(self._buffer.window)
+            # No deadline: what is ahead ends by itself, and limiters must not stay lifted. A store that has stopped has none.
+            if self._halt.reason is None:
+                with self._behind_all(None):
+                    for table in self._wiring.tables.values():
+                        table.end_preloading(self._buffer.window)
 
     def rollout(self) -> AbstractContextManager[object]:
         """Marks the block as rollout in the ledger."""
@@ -493,14 +498,15 @@ class Store:
             )
 
     def can_sample(self, rows: int | None = None, *, table: str = MAIN) -> bool:
-        """Whether a batch of `rows` rows (by default batch_size) could be drawn now. Rows that are still being ingested, or gathered
-        for it (g_ing), don't count, though a pull would have them ingested."""
+        """Whether a batch of `rows` rows could be drawn now; by default a learner's next, together with those that are prepared with it
+        (g_del). Rows that are still being ingested, or gathered for it (g_ing), don't count, though a pull would have them ingested."""
         live = self._table(table)
         wanted = self._semantics.batch_size if rows is None else rows
         check_whole("can_sample(rows)", wanted)
         number = min((learner.number for learner in self._learners.of(table).values()), default=0)
+        together = int(self._schedule.g_del or 1) if rows is None and not isinstance(self._semantics, OnPolicy) else 1
         return _is_allowed(lambda: live.check_sample(wanted)) and self._order.between_turns(
-            lambda: live.missing(self._buffer.window, wanted, number) is None, False
+            lambda: live.missing(self._buffer.window, wanted, number, together) is None, False
         )
 
     def why_blocked(self) -> str:
@@ -508,11 +514,10 @@ class Store:
         nobody does."""
         now_s = self._clock.now()
         with self._order.changed:
-            lines = [
-                f"{each.who} has waited {now_s - each.since_s:.1f} s to push: {each.why()}"
-                for actor in list(self._pushers)
-                for each in actor.now()
-            ]
+            pushes = sorted(
+                (each for actor in list(self._pushers) for each in actor.now()), key=lambda each: each.since_s
+            )
+            lines = [f"{each.who} has waited {now_s - each.since_s:.1f} s to push: {each.why()}" for each in pushes]
         for learner in [*self._learners, *self._asking]:
             lines += learner.why_waiting(now_s)
         return "\n".join(lines)
@@ -612,6 +617,7 @@ class Store:
             "drawable_rows": at.size,
             "inserted": at.inserted,
             "sampled": at.sampled,
+            "lost_rows": live.lost_rows,
         }
 
     def _table(self, name: str) -> LiveTable:

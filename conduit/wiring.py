@@ -32,7 +32,7 @@ from conduit.core.sampling import DrawStream
 from conduit.core.semantics import Drawing, Numbering, OnPolicy, Schedule, Semantics, semantics_of
 from conduit.core.signature import Signature
 from conduit.core.staging import Inbox, Outbox
-from conduit.core.table import LiveTable, Table
+from conduit.core.table import REMOVER, LiveTable, Table
 from conduit.errors import SettingError
 from conduit.ports import PathOut
 from conduit.settings import Settings
@@ -154,7 +154,7 @@ def wire(
     remover = None
     if semantics.remover is not None:
         table = Table(semantics.remover)
-        remover = LiveTable("(remover)", table, semantics.capacity, semantics.batch_size, seed, None, in_order)
+        remover = LiveTable(REMOVER, table, semantics.capacity, semantics.batch_size, seed, None, in_order)
     buffer = ExperienceBuffer(
         made,
         semantics.capacity,
@@ -165,8 +165,10 @@ def wire(
         None if remover is None else remover.sampler,
         ledger.meter,
     )
+    # What one invocation of delivery prepares is drawn at once.
+    together = 1 if isinstance(semantics, OnPolicy) else int(schedule.g_del or 1)
     tables = {
-        name: LiveTable(name, table, semantics.capacity, semantics.batch_size, seed, buffer.starts, in_order)
+        name: LiveTable(name, table, semantics.capacity, semantics.batch_size, seed, buffer.starts, in_order, together)
         for name, table in semantics.tables.items()
     }
     told = [*tables.values(), *(() if remover is None else (remover,))]

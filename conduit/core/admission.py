@@ -105,4 +105,4 @@ class Admission:
         if not has_room():
             return why_full()
         first = self._queue[0] if self._queue else mine
-        return f"it comes after the push of {first.rows} rows that {first.who!r} waits with"
+        return f"it comes after the push of {first.rows} rows that {first.who!r} waits with; this was not taken"

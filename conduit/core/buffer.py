@@ -208,16 +208,14 @@ class ExperienceBuffer:
     def keys_from(self, first: int, most: int) -> Keys:
         """The keys of the next `most` live rows from `first` on."""
         if self._places is not None:
-            live = self._places.live()
-            return live[np.searchsorted(live, first) :][:most]
+            return self._places.keys_from(first, most)
         low = max(first, self._window.first)
         return np.arange(low, min(low + most, self._window.stop))
 
     def live_between(self, first: int, stop: int) -> int:
         """How many rows with keys [first, stop) are live."""
         if self._places is not None:
-            live = self._places.live()
-            return int(np.searchsorted(live, stop) - np.searchsorted(live, first))
+            return self._places.count_between(first, stop)
         return max(0, min(stop, self._window.stop) - max(first, self._window.first))
 
     def stored(self, keys: Keys) -> Selection:

@@ -11,6 +11,7 @@ import numpy as np
 import optree
 
 from conduit.core.episodes import (
+    End,
     Fragment,
     Lanes,
     Rows,
@@ -41,7 +42,6 @@ class IngestionChain:
         self.on_policy = on_policy
         self._lanes = Lanes()
         self._held: list[Rows] = []
-        self._held_cuts: list[int] = []
         _check_trajectories_survive(hooks)
         if on_policy:
             _check_rows_survive(hooks)
@@ -62,11 +62,11 @@ class IngestionChain:
 
     def state(self) -> dict[str, Any]:
         """What is held of rows that came, for a checkpoint. It refers to rows, which nobody changes."""
-        return {"lanes": self._lanes.state(), "held": list(self._held), "held_cuts": list(self._held_cuts)}
+        return {"lanes": self._lanes.state(), "held": list(self._held)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._lanes.load(state["lanes"])
-        self._held, self._held_cuts = list(state["held"]), list(state["held_cuts"])
+        self._held = list(state["held"])
 
     def process(self, group: Group) -> list[Rows | Cut]:
         """What is to be stored of a group, and which lanes are cut, in order. Groups must come in the order in which they
@@ -81,7 +81,7 @@ class IngestionChain:
         if not self.has_barrier:
             return [unit if isinstance(unit, Cut) else self._run_prefix(unit) for unit in _joined(group.units)]
         if self.on_policy:
-            return [*self._process_fraction(group, [unit for unit in group.units if isinstance(unit, Rows)])]
+            return [*self._process_fraction(group)]
         return [stored for unit in group.units for stored in self._process_unit(unit)]
 
     def _process_unit(self, unit: Rows | Cut) -> list[Rows | Cut]:
@@ -131,19 +131,31 @@ class IngestionChain:
                     "isn't known. Declare it per='row' if it may be run on any rows, or rewrite the leaf in a delivery hook"
                 )
 
-    def _process_fraction(self, group: Group, rows: list[Rows]) -> list[Rows]:
-        if rows:
-            self._held.append(_run_on_rows(self._prefix, concatenate(rows)))
-        self._held_cuts += [lane for unit in group.units if isinstance(unit, Cut) for lane in unit.lanes]
+    def _process_fraction(self, group: Group) -> list[Rows]:
+        for each in _joined(group.units):
+            if isinstance(each, Cut):
+                self._cut_held(each.lanes)
+            else:
+                self._held.append(_run_on_rows(self._prefix, each))
         if not group.closes:
             return []
         held, self._held = self._held, []
-        cuts, self._held_cuts = self._held_cuts, []
         unit = _run_on_rows(self._unit, concatenate(held))
         if not self._trajectory:
             return [unit]
-        ended = self._lanes.add(unit) + self._lanes.cut(cuts)
-        return self._finish(ended + self._lanes.take_open(group.bootstrap))
+        return self._finish(self._lanes.add(unit) + self._lanes.take_open(group.bootstrap))
+
+    def _cut_held(self, lanes: Sequence[int]) -> None:
+        """The last rows held of these lanes, where they are open, end here: what comes in the lanes from now on is another actor's."""
+        for lane in lanes:
+            for place in reversed(range(len(self._held))):
+                rows = self._held[place]
+                mine = np.flatnonzero(rows.lane == lane)
+                if len(mine):
+                    if rows.end[mine[-1]] == End.OPEN:
+                        self._held[place] = replace(rows, end=rows.end.copy())
+                        self._held[place].end[mine[-1]] = End.CUT
+                    break
 
     def _check_fragments(self, hook: Hook, given: list[Fragment], made: list[Fragment]) -> None:
         """A hook that makes something else of a leaf that a next is derived from must do so with the final as well."""

@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import optree
 from numpy.typing import NDArray
 
 from conduit.core.archive import Archive, Reading
 from conduit.core.backend import Backend
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.episodes import End, Rows
-from conduit.core.experience import Field, Schema, Tree
+from conduit.core.experience import Field, Schema, Tree, leaf_paths, map_leaves
 from conduit.core.halt import Halt
 from conduit.core.ingestion import Ingestion
 from conduit.core.order import Order
@@ -37,7 +38,15 @@ Keys = NDArray[np.int64]
 VERSION = 1
 """Of what `content` holds; raised when an older Conduit couldn't read it."""
 
-_STATE = Packer((Rows, Cut, End))
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """A tree of nodes that JSON hasn't: its leaves by path."""
+
+    arrays: Mapping[str, Any]
+
+
+_STATE = Packer((Rows, Cut, End, Leaves))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +216,9 @@ class Loader:
             for name, table in parts.tables.items():
                 if name in state["tables"]:
                     table.load(state["tables"][name], saved, window)
-        parts.ingestion.load(state["chain"])
-        parts.rollout.load(state["rollout"], left)
+        schemas = [schema for schema in (pushed, stored) if schema is not None]
+        parts.ingestion.load(_taken_up(state["chain"], schemas))
+        parts.rollout.load(_taken_up(state["rollout"], schemas), left)
         parts.ingestion.catch_up()
         return dropped
 
@@ -229,18 +239,66 @@ class Loader:
                 finals.put(int(numbers[live][0]), {path: each[live] for path, each in arrays.items()})
 
 
-def _kept(held: Any) -> Any:
-    """What the rollout or the hooks' chain hold, as it can be packed: rows without their schemas, and arrays all through."""
+def _kept(held: Mapping[str, Any]) -> dict[str, Any]:
+    """What the rollout or the hooks' chain hold, as it can be packed."""
+    kept = {name: _with_rows(_kept_rows, each) for name, each in held.items()}
+    if "bootstrap" in kept:
+        kept["bootstrap"] = {lane: _kept_tree(tree) for lane, tree in held["bootstrap"].items()}
+    return kept
+
+
+def _taken_up(kept: Mapping[str, Any], schemas: Sequence[Schema]) -> dict[str, Any]:
+    """The same again. `schemas`: what rows may be like."""
+    held = {name: _with_rows(partial(_rows, schemas), each) for name, each in kept.items()}
+    if "bootstrap" in held:
+        held["bootstrap"] = {lane: _tree(tree, schemas) for lane, tree in kept["bootstrap"].items()}
+    return held
+
+
+def _with_rows(function: Callable[[Rows], Rows], held: Any) -> Any:
+    """`held` with what `function` makes of the rows in its lists."""
     if isinstance(held, Rows):
-        return replace(held, schema=None, finals=None if held.finals is None else _kept(dict(held.finals)))
-    if isinstance(held, Cut):
-        return Cut(list(held.lanes))
-    if isinstance(held, Mapping):
-        return {name: _kept(each) for name, each in held.items()}
-    if isinstance(held, list):
-        return [_kept(each) for each in held]
+        return function(held)
+    if isinstance(held, dict):
+        return {name: _with_rows(function, each) for name, each in held.items()}
+    return [_with_rows(function, each) for each in held] if isinstance(held, list) else held
+
+
+def _kept_rows(rows: Rows) -> Rows:
+    finals = None if rows.finals is None else {row: _kept_tree(final) for row, final in rows.finals.items()}
+    return replace(rows, data=_kept_tree(rows.data), finals=finals, schema=None)
+
+
+def _rows(schemas: Sequence[Schema], kept: Rows) -> Rows:
+    finals = None if kept.finals is None else {row: _tree(final, schemas) for row, final in kept.finals.items()}
+    return replace(kept, data=_tree(kept.data, schemas), finals=finals)
+
+
+def _kept_tree(tree: Tree) -> Tree:
     # One row's leaves may be NumPy's scalars.
-    return np.asarray(held) if isinstance(held, np.generic) else held
+    tree = map_leaves(np.asarray, dict(tree) if isinstance(tree, Mapping) else tree)
+    leaves, structure = optree.tree_flatten(tree)
+    paths = leaf_paths(structure)
+    return tree if is_plain(optree.tree_unflatten(structure, paths)) else Leaves(dict(zip(paths, leaves, strict=True)))
+
+
+def _tree(kept: Tree, schemas: Sequence[Schema]) -> Tree:
+    """SchemaError where none of `schemas` says what tree it was."""
+    if not isinstance(kept, Leaves):
+        return kept
+    for schema in schemas:
+        if set(kept.arrays) == set(schema.fields):
+            return schema.unflatten(kept.arrays)
+        tree = schema.unflatten({path: path for path in schema.fields})
+        parts = tree if isinstance(tree, dict) else {}
+        # A final is some of what is at the top of a row.
+        some = {name: part for name, part in parts.items() if set(optree.tree_leaves(part)) <= set(kept.arrays)}
+        if sum(len(optree.tree_leaves(part)) for part in some.values()) == len(kept.arrays):
+            return map_leaves(lambda path: kept.arrays[path], some)
+    raise SchemaError(
+        f"the checkpoint has rows that hooks hold, whose leaves {', '.join(kept.arrays)} nest in nodes of your own, other than pushed "
+        "and stored rows: what tree they made isn't known"
+    )
 
 
 def _schema_state(schema: Schema | None) -> dict[str, Any] | None:

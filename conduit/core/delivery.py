@@ -129,7 +129,9 @@ class Delivery:
         visible to their draws, what comes later is not, unless rows are missing. `place`: see `Order.act`."""
         request = Request(numbers, lags, rows, stream, stage)
         request.turn = self._order.act(
-            lambda: self._draw(request), ready=lambda: self._missing(rows, numbers[0]) is None, place=place
+            lambda: self._draw(request),
+            ready=lambda: self._missing(rows, numbers[0], len(numbers)) is None,
+            place=place,
         )
         return request
 
@@ -138,9 +140,9 @@ class Delivery:
         if not self._order.withdraw(request.turn) and request.drawn is not None and request.drawn.lease is not None:
             self._buffer.leases.give_up(request.drawn.lease)
 
-    def missing(self, rows: int, number: int) -> str | None:
-        """What is missing for a draw now."""
-        return self._order.between_turns(lambda: self._missing(rows, number), "rows are being ingested")
+    def missing(self, rows: int, number: int, batches: int = 1) -> str | None:
+        """What is missing for a draw now, of so many batches together."""
+        return self._order.between_turns(lambda: self._missing(rows, number, batches), "rows are being ingested")
 
     def submit(self, request: Request) -> None:
         """Leaves a request to the operator's thread."""
@@ -218,8 +220,8 @@ class Delivery:
             remover.exclude(rows)
             self._buffer.leave(rows)
 
-    def _missing(self, rows: int, number: int) -> str | None:
-        return self._table.missing(self._buffer.window, rows, number)
+    def _missing(self, rows: int, number: int, batches: int) -> str | None:
+        return self._table.missing(self._buffer.window, rows, number, batches)
 
     def _read(self, request: Request) -> None:
         """Reads the drawn rows, to the host where hooks wait for them. It may be a writer who runs this: what goes wrong is

@@ -26,17 +26,20 @@ class Drawable:
         self._given = starts
         self._own: Starts | None = None
         """A byte a slot, from the first row on that is excluded."""
-        self._live = Window(0, 0)
+        self._first = self._stop = 0
+        """Rows [first, stop) are live. Numbers, not a Window: they change with every push."""
         self.starts = starts
         """None: all live rows can be drawn."""
 
     def insert(self, first_key: int, rows: int) -> None:
         if self._given is not None:
             return
-        live, after = self._live, first_key + rows
-        stop = max(live.stop, after)
-        first = live.first if first_key <= live.stop else first_key
-        self._live = Window(max(first, stop - self._capacity), stop)
+        after = first_key + rows
+        if first_key > self._stop:
+            self._first = first_key
+        if after > self._stop:
+            self._stop = after
+            self._first = max(self._first, after - self._capacity)
         if self._own is not None:
             self._own.evict(first_key, rows)
             self._own.admit(np.arange(first_key, after))
@@ -47,19 +50,22 @@ class Drawable:
             return
         if self._own is None:
             self._own = Starts(self._capacity)
-            self._own.admit(np.arange(self._live.first, self._live.stop))
+            self._own.admit(np.arange(self._first, self._stop))
         self._own.exclude(keys)
         self._know(self._own)
 
     def _know(self, own: Starts) -> None:
         # Nothing but which rows can be drawn decides how they are: not whether others ever couldn't be.
-        self.starts = own if own.count < len(self._live) else None
+        self.starts = own if own.count < self._stop - self._first else None
 
     def missing(self, window: Window, rows: int) -> str | None:
         """What is missing for a draw of `rows` rows; None if there are enough."""
-        if self._given is None and self.starts is not None:
-            return short_of(rows, self.starts.count, self.starts.count)
-        return too_few(window, self.starts, rows)
+        starts = self.starts
+        if (window.stop - window.first if starts is None else starts.count) >= rows:
+            return None
+        if self._given is None and starts is not None:
+            return short_of(rows, starts.count, starts.count)
+        return too_few(window, starts, rows)
 
     def excluded(self, window: Window) -> Keys:
         """Live rows that were excluded; none where `Starts` were given, which know."""
@@ -70,7 +76,7 @@ class Drawable:
 
     def load(self, excluded: Keys, window: Window) -> None:
         """`window`'s rows are live; those of `excluded` were excluded."""
-        self._live = window
+        self._first, self._stop = window.first, window.stop
         if len(excluded):
             self.exclude(excluded[(excluded >= window.first) & (excluded < window.stop)])
 

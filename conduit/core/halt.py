@@ -106,10 +106,11 @@ class Waiters:
         self._halt = halt
         self._waiting: dict[int, Waiting] = {}
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Waiting:
         me = threading.get_ident()
         mine = Waiting(threading.current_thread().name, self._halt.clock.now())
         self._waiting[me] = self._halt.callers[me] = mine
+        return mine
 
     def __exit__(self, *error: object) -> None:
         me = threading.get_ident()

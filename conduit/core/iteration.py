@@ -157,9 +157,10 @@ class OnPolicyRollout:
         if version is not None and version == self.version + 1:
             began_s = self._halt.clock.now()
             try:
-                self._halt.wait(
-                    self._inbox.changed, lambda: self.version >= version, deadline_s, self._why_not_advanced
-                )
+                with actor.waiters:
+                    self._halt.wait(
+                        self._inbox.changed, lambda: self.version >= version, deadline_s, self._why_not_advanced
+                    )
             finally:
                 wait.blocked_s += self._halt.clock.now() - began_s
         self._inbox.wait_unclaimed(deadline_s)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from conduit.core.episodes import End
 from conduit.core.machine_code import load
-from conduit.core.ring import Window
+from conduit.core.ring import Window, by_age
 
 Keys = NDArray[np.int64]
 
@@ -153,10 +153,8 @@ class Links:
 
     def state(self, window: Window) -> dict[str, NDArray[Any]]:
         """What is known of each row of `window`, by age."""
-        low, rows = window.first % self._capacity, len(window)
-        wrapped = max(0, low + rows - self._capacity)
         known = {"onward": self._onward, "back": self._back, "end": self._end}
-        return {name: np.concatenate((part[low : low + rows], part[:wrapped])) for name, part in known.items()}
+        return {name: by_age(part, window) for name, part in known.items()}
 
     def load(self, state: Mapping[str, NDArray[Any]], window: Window) -> None:
         """Goes on from `state`, of which only the last rows may be there still, in links that were just made."""

@@ -75,9 +75,7 @@ class Order:
             self._serve_next()
         return turn
 
-    def act(
-        self, action: Callable[[], None], ready: Callable[[], bool] | None = None, place: float = math.inf
-    ) -> Turn:
+    def act(self, action: Callable[[], None], ready: Callable[[], bool] | None = None, place: float = math.inf) -> Turn:
         """Has `action`, which must be short and not wait, run in its turn: before this returns, or on the thread that ends
         the turn before. What it raises halts the store. `place`: what `place_of` said when a checkpoint was made."""
         turn = Turn()
@@ -117,9 +115,12 @@ class Order:
             raise
 
     def settle(self, turn: Turn, deadline_s: float | None) -> bool:
-        """Waits until an action has run or been withdrawn (True), or was passed over because it isn't ready (False)."""
+        """Waits until an action has run or been withdrawn (True), or was passed over because it isn't ready (False), be it after all
+        that has been entered by now."""
         why = "rows that were pushed before are still being ingested"
-        self._await(turn, lambda: turn.begun or turn.withdrawn or turn.passed_over, deadline_s, why)
+        # One that was passed over before may be ready once those are through, whenever that is.
+        last = self.act(lambda: None) if turn.passed_over else turn
+        self._await(turn, lambda: turn.begun or turn.withdrawn or last.begun or last.passed_over, deadline_s, why)
         return turn.begun or turn.withdrawn
 
     def wait(self, turn: Turn, deadline_s: float | None) -> bool:

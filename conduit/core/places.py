@@ -46,9 +46,17 @@ class Places:
         """The slot of each row; -1 for those that have left."""
         return np.array([self._slot_of.get(key, -1) for key in keys.tolist()], np.int64)
 
-    def live(self) -> Keys:
-        """Every live row's key, in the order in which they came."""
-        return np.sort(self._key_at[self._key_at >= 0])
+    def keys_from(self, first: int, most: int) -> Keys:
+        """The keys of the next `most` live rows from `first` ≥ 0 on, in the order in which they came."""
+        keys = self._key_at[: self.occupied]
+        keys = keys[keys >= first]
+        # Only those are sorted: there may be a thousand times as many.
+        return np.sort(keys if len(keys) <= most else np.partition(keys, most - 1)[:most])
+
+    def count_between(self, first: int, stop: int) -> int:
+        """How many rows with keys [first, stop) there are; `first` ≥ 0."""
+        keys = self._key_at[: self.occupied]
+        return int(np.count_nonzero((keys >= first) & (keys < stop)))
 
     def leave(self, slots: Keys) -> None:
         """The rows in these slots are gone."""
@@ -60,10 +68,10 @@ class Places:
     def take(self, keys: Keys, version: int | NDArray[np.int64]) -> Keys:
         """Slots for as many new rows, for which there is room."""
         reused = min(len(keys), len(self._free))
-        # Those that left last are at the end: their places are taken in the order in which they were given up.
+        # Those that left last are at the end. In ascending order, neighbours are written together.
         slots = np.concatenate(
             [
-                np.array(self._free[len(self._free) - reused :], np.int64),
+                np.sort(np.array(self._free[len(self._free) - reused :], np.int64)),
                 np.arange(self.occupied, self.occupied + len(keys) - reused),
             ]
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from conduit.core.drawable import Drawable, live_keys, require, slot_ranges, still_live
 from conduit.core.priority_tree import PriorityTree, compiled
-from conduit.core.ring import Window
+from conduit.core.ring import Window, by_age
 from conduit.core.sampling import Draw, DrawStream, Sampler, State
 from conduit.core.starts import Starts
 from conduit.errors import SettingError
@@ -84,6 +84,8 @@ class _PrioritySampler:
         self._raw = np.zeros(capacity)
         self._highest = 1.0
         self._default = (0.0, 0.0)
+        self._had_zeros = False
+        """Whether any row ever had priority 0."""
         # So that the sum over all rows stays finite.
         most = 1e307 / capacity
         self.highest_priority = most ** (1 / settings.alpha) if settings.alpha > 1 else most
@@ -116,6 +118,13 @@ class _PrioritySampler:
             starts = self._drawable.starts
             count = len(window) if starts is None else starts.count
             return f"all {count} rows have priority 0, which disables them: push rows or update priorities"
+        if few is None and self._had_zeros and self._given is not None and self._given.used_up:
+            enabled = self._tree.count_positive(rows)
+            if enabled < rows:
+                return (
+                    f"{enabled} of {self._given.count} drawable rows have a priority above 0, and a batch of {rows} needs as many, for each is "
+                    "drawn only so often: push rows or update priorities"
+                )
         return few
 
     def draw(self, number: int, rows: int, window: Window, stream: int = 0) -> Draw:
@@ -144,7 +153,7 @@ class _PrioritySampler:
     def state(self, window: Window) -> State:
         return {
             "first": window.first,
-            "priority": self._raw.take(np.arange(window.first, window.stop) % self._capacity),
+            "priority": by_age(self._raw, window),
             "highest": self._highest,
             "excluded": self._drawable.excluded(window),
         }
@@ -180,5 +189,6 @@ class _PrioritySampler:
         leaf = raw**self._settings.alpha
         np.maximum(leaf, _TINY, out=leaf)
         if np.count_nonzero(raw) < len(raw):
+            self._had_zeros = True
             leaf[raw == 0.0] = 0.0
         return leaf

@@ -21,6 +21,9 @@ cache lines when they are needed. (32 leaves to a node would cost a quarter of a
 _MOST_PENDING = 1 << 16
 """Leaves: a longer range isn't left for later, so that no draw has to wait for it, or needs memory for it."""
 
+_BLOCK = 1 << 12
+"""Leaves that are looked at together where few will do."""
+
 Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
 
@@ -59,6 +62,15 @@ class PriorityTree:
 
     def get(self, index: Index) -> Floats:
         return self._leaves.take(index)
+
+    def count_positive(self, most: int) -> int:
+        """How many leaves aren't 0; `most` if there are more."""
+        found = 0
+        for start in range(0, len(self._leaves), _BLOCK):
+            found += int(np.count_nonzero(self._leaves[start : start + _BLOCK]))
+            if found >= most:
+                return most
+        return found
 
     def set(self, index: Index, values: Floats) -> None:
         """Sets leaves; of an index that occurs twice, the last value stays."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 MOST_BLOCKS = 4096
 """A layout has at most about this many blocks, so that its tables stay small whatever the capacity."""
@@ -40,6 +43,12 @@ class Span:
     slot: int
     offset: int
     rows: int
+
+
+def by_age(values: NDArray[Scalar], window: Window) -> NDArray[Scalar]:
+    """What an array by slot says of the rows of `window`, the oldest first; in memory of its own."""
+    low, rows = window.first % len(values), len(window)
+    return np.concatenate((values[low : low + rows], values[: max(0, low + rows - len(values))]))
 
 
 class Layout:

@@ -61,7 +61,8 @@ class Sampler(Protocol):
         ...
 
     def missing(self, window: Window, rows: int, number: int) -> str | None:
-        """What is missing for a draw of `rows` rows as batch `number`; None when it can be served."""
+        """What is missing for a draw of `rows` rows as batch `number`; None when it can be served. Where `starts.used_up`, rows are
+        excluded as they are drawn: so many different rows it takes."""
         ...
 
     def draw(self, number: int, rows: int, window: Window, stream: int = 0) -> Draw:

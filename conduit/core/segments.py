@@ -26,7 +26,8 @@ SMALL_SEGMENTS = 8
 """So many small segments at the end are written together as one."""
 _MOST_PASSES = 64
 _NEVER = 1 << 62
-_KEYS = "(keys)"
+_KEYS, _LEAF = "keys", "leaf/"
+"""In a file: the rows' numbers, and what comes before each leaf's path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +128,8 @@ class Series:
         self._buffer = buffer
         self._writer = writer
         self._source = source
-        self._kept: list[Segment] = []
-        self._ranges: deque[tuple[int, int]] = deque()
-        """Numbers that are to be written: [first, stop) each, ascending."""
-        stop = 0
-        for segment, live in _worth_keeping(known, source):
-            if live:
-                self._kept.append(segment)
-            else:
-                self._ranges.append((segment.first, segment.stop))
-            stop = segment.stop
-        self._ranges.append((stop, _NEVER))
+        self._kept, self._ranges = _parted(known, source)
+        """`_ranges`: numbers that are to be written, [first, stop) each, ascending."""
         self._held: list[tuple[Keys, Mapping[str, NDArray[Any]]]] = []
         """Chunks of one range that wait to be written."""
         self._full: list[list[tuple[Keys, Mapping[str, NDArray[Any]]]]] = []
@@ -145,6 +137,7 @@ class Series:
         self._held_bytes = 0
         self._new: list[Segment] = []
         self._oldest = 0
+        """Whatever is before it has left meanwhile."""
         self.written_rows = self.written_bytes = 0
 
     def catch_up(self, deadline_s: float) -> None:
@@ -163,8 +156,9 @@ class Series:
         while (taken := self._chunk()) is not None:
             keys, read = taken
             self._hold(keys, read())
-        oldest = self._source.keys_from(0, 1)
-        self._oldest = int(oldest[0]) if len(oldest) else self._source.stop
+        if not self._source.any_may_leave:
+            oldest = self._source.keys_from(0, 1)
+            self._oldest = int(oldest[0]) if len(oldest) else self._source.stop
 
     def finish(self) -> list[Segment]:
         """Writes what is held, and returns the segments that had something live at the end."""
@@ -227,12 +221,32 @@ class Series:
         """Writes the segments that are whole."""
         for chunks in self._full:
             keys = np.concatenate([each for each, _ in chunks])
-            arrays = {path: np.concatenate([each[path] for _, each in chunks]) for path in chunks[0][1]}
+            arrays = {f"{_LEAF}{path}": np.concatenate([each[path] for _, each in chunks]) for path in chunks[0][1]}
             entry = self._writer.add(self._source.stem, {_KEYS: keys, **arrays})
             self._new.append(Segment(entry.name, int(keys[0]), int(keys[-1]) + 1, len(keys), entry.size_bytes))
             self.written_rows += len(keys)
             self.written_bytes += entry.size_bytes
         self._full = []
+
+
+def _parted(known: Sequence[Segment], source: RowSource | FinalSource) -> tuple[list[Segment], deque[tuple[int, int]]]:
+    """Which segments are kept, and what else is to be written: what is between two of those, and what comes after the last."""
+    kept: list[Segment] = []
+    ranges: deque[tuple[int, int]] = deque()
+    first: int | None = None
+    """Of what is written anew behind the last that is kept."""
+    stop = 0
+    for segment, is_kept in _worth_keeping(known, source):
+        if not is_kept:
+            first = segment.first if first is None else first
+        else:
+            if first is not None:
+                ranges.append((first, stop))
+            kept.append(segment)
+            first = None
+        stop = segment.stop
+    ranges.append((stop if first is None else first, _NEVER))
+    return kept, ranges
 
 
 def _worth_keeping(known: Sequence[Segment], source: RowSource | FinalSource) -> list[tuple[Segment, bool]]:
@@ -253,7 +267,8 @@ def read_segments(reading: Reading, segments: Sequence[Segment]) -> Iterator[tup
     """The numbers and the arrays of each segment."""
     for segment in segments:
         arrays = dict(reading.arrays(segment.file))
-        yield arrays.pop(_KEYS), arrays
+        keys = arrays.pop(_KEYS)
+        yield keys, {name.removeprefix(_LEAF): array for name, array in arrays.items()}
 
 
 def _tried(read: Callable[[], Columns[Any]]) -> Columns[Any] | BaseException:

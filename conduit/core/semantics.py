@@ -11,7 +11,7 @@ from conduit.core.limiter import Limiter, Queue
 from conduit.core.ordered import Fifo, Lifo, MaxHeap, MinHeap
 from conduit.core.sampling import Sampling, Shuffled, Uniform
 from conduit.core.spread import Recency, Stratified
-from conduit.core.table import MAIN, Table
+from conduit.core.table import MAIN, REMOVER, Table
 from conduit.errors import CapacityError, ScheduleError, SettingError, UnitError
 
 
@@ -74,19 +74,33 @@ class OffPolicy:
 
     def __post_init__(self) -> None:
         _check_sizes(self.capacity, self.batch_size)
-        if self.remover is None:
-            return
         for name, table in self.tables.items():
-            if len(self.tables) > 1 and table.max_times_sampled is not None and isinstance(table.limiter, Queue):
-                raise SettingError(
-                    f"table {name!r}: {table.limiter} with max_times_sampled={table.max_times_sampled} and remover={self.remover}: what "
-                    "the other tables keep could push out rows that weren't drawn here; expected one table, or remover=conduit.Fifo()"
-                )
-            if isinstance(table.sampler, Recency | Stratified):
+            if table.is_queue:
+                self._check_queue(name, table)
+            if self.remover is not None and isinstance(table.sampler, Recency | Stratified):
                 raise SettingError(
                     f"table {name!r}: {table.sampler} goes by age, which needs rows that leave in the order in which they came: "
                     f"use remover=conduit.Fifo() instead of {self.remover}"
                 )
+
+    def _check_queue(self, name: str, table: Table) -> None:
+        """SettingError for a queue that would lose rows."""
+        what = f"table {name!r}: {table.limiter} with max_times_sampled={table.max_times_sampled}"
+        if table.max_times_sampled != 1:
+            raise SettingError(
+                f"{what}: it lets one entry be drawn for each row, so rows would leave before they had been drawn as often; expected "
+                "max_times_sampled=1, or SampleToInsertRatio"
+            )
+        if self.remover is None and not isinstance(table.sampler, Fifo):
+            raise SettingError(
+                f"{what} and sampler={table.sampler}: where the oldest rows leave first, a queue that draws others first loses rows; expected "
+                "sampler=conduit.Fifo(), or a remover such as conduit.Lifo(), which leaves those alone that weren't drawn"
+            )
+        if self.remover is not None and len(self.tables) > 1:
+            raise SettingError(
+                f"{what} and remover={self.remover}: rows that other tables keep would push out some that weren't drawn through this one; "
+                "expected a single table, or remover=conduit.Fifo()"
+            )
 
     def resolve(self, schedule: Schedule | None) -> Schedule:
         """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
@@ -294,6 +308,8 @@ def _tables(drawing: Drawing) -> Mapping[str, Table]:
     for name, table in more.items():
         if not isinstance(table, Table):
             raise SettingError(f"tables[{name!r}] is {table!r}: expected a conduit.Table(…)")
+        if name == REMOVER:
+            raise SettingError(f"tables[{name!r}]: this is what remover= is called; expected another name")
         if name == MAIN:
             raise SettingError(
                 f"tables[{MAIN!r}]: this is what sampler=, max_times_sampled= and limiter= describe; expected another name"

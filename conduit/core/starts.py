@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from conduit.core.ring import Window
+from conduit.core.ring import Window, by_age
 
 Keys = NDArray[np.int64]
 
@@ -19,8 +19,10 @@ _BLOCK = 1 << 16
 class Starts:
     """The set of drawable rows: one byte a slot. Changed in a turn of the store's Order; a draw is in a turn as well."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, used_up: bool = False) -> None:
+        """`used_up`: rows are excluded as they are drawn, be it within a batch; so a batch needs that many different ones."""
         self._capacity = capacity
+        self.used_up = used_up
         self._drawable = np.zeros(capacity, np.bool_)
         self.count = 0
 
@@ -44,6 +46,18 @@ class Starts:
         self.count -= int(np.count_nonzero(were))
         return keys[were]
 
+    def renew(self, first: int, rows: int) -> None:
+        """Rows [first, first + rows) came, drawable, in the slots of others. At most as many as the capacity."""
+        low = first % self._capacity
+        if low + rows > self._capacity:
+            head = self._capacity - low
+            self.renew(first, head)
+            self.renew(first + head, rows - head)
+            return
+        here = self._drawable[low : low + rows]
+        self.count += rows - int(np.count_nonzero(here))
+        here[:] = True
+
     def evict(self, first: int, rows: int) -> None:
         """Rows [first, first + rows) are live no more. At most as many as the capacity."""
         low = first % self._capacity
@@ -58,9 +72,7 @@ class Starts:
 
     def state(self, window: Window) -> NDArray[np.bool_]:
         """Whether each row of `window` is drawable, by age."""
-        low, rows = window.first % self._capacity, len(window)
-        parts = self._drawable[low : low + rows], self._drawable[: max(0, low + rows - self._capacity)]
-        return np.concatenate(parts)
+        return by_age(self._drawable, window)
 
     def load(self, drawable: NDArray[np.bool_], window: Window) -> None:
         """The rows of `window` are drawable as the last ones of `drawable`; in a set that was just made."""

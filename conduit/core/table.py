@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
@@ -12,18 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conduit.clock import Condition
+from conduit.core.custom import CustomSampler, is_custom
+from conduit.core.draws import joined, occurrence, part_of
 from conduit.core.limiter import Counters, Limiter, Queue
-from conduit.core.ordered import Fifo
-from conduit.core.ring import Window
+from conduit.core.ring import Window, by_age
 from conduit.core.sampling import Draw, Sampling, Uniform
 from conduit.core.starts import Starts
-from conduit.errors import SamplerError, SettingError
+from conduit.errors import SettingError
 
 Keys = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MAIN = "main"
 """The table that `Store(sampler=…)` describes."""
+REMOVER = "(remover)"
+"""What a remover's table is called, which gives no batches."""
 
 _MOST_TIMES = np.iinfo(np.uint32).max
 _BLOCK = 1 << 10
@@ -59,26 +62,20 @@ class Table:
                 f"limiter={self.limiter!r}: expected conduit.MinSize(…), conduit.SampleToInsertRatio(…) or conduit.Queue(…)"
             )
 
-    def check(self, capacity: int, batch_size: int, in_order: bool = True) -> None:
-        """SettingError for a limiter that can never be met, or whose promise can't be kept. `in_order`: the oldest row leaves first,
-        and only when another gets its slot."""
-        if self.limiter is None:
-            return
-        self.limiter.check(capacity=capacity, batch_size=batch_size, max_times_sampled=self.max_times_sampled)
-        times = self.max_times_sampled
-        if not isinstance(self.limiter, Queue) or times is None:
-            return
-        if times != 1:
+    def check(self, capacity: int, batch_size: int) -> None:
+        """SettingError for a table that could never give `batch_size` rows at once, or a limiter that can never be met."""
+        if self.max_times_sampled is not None and batch_size > capacity:
             raise SettingError(
-                f"max_times_sampled={times} with {self.limiter}: it lets one entry be drawn for each row, so rows would leave before they "
-                "had been drawn as often; expected max_times_sampled=1, or SampleToInsertRatio"
+                f"max_times_sampled={self.max_times_sampled}: {batch_size} rows are drawn together, batch_size · g_del, which have to be there "
+                f"at once; expected a capacity of at least as many, or a lower g_del; got capacity={capacity}"
             )
-        if in_order and not isinstance(self.sampler, Fifo):
-            raise SettingError(
-                f"{self.limiter} with max_times_sampled=1 and sampler={self.sampler}: the oldest rows leave first, so others than the "
-                "oldest can't be drawn first without losing some. Expected sampler=conduit.Fifo(), or a remover such as conduit.Lifo(), with "
-                "which only rows that were drawn leave"
-            )
+        if self.limiter is not None:
+            self.limiter.check(capacity=capacity, batch_size=batch_size, max_times_sampled=self.max_times_sampled)
+
+    @property
+    def is_queue(self) -> bool:
+        """Whether no row may leave before it has been drawn, once."""
+        return isinstance(self.limiter, Queue) and self.max_times_sampled is not None
 
 
 class LiveTable:
@@ -95,10 +92,11 @@ class LiveTable:
         seed: int,
         starts: Starts | None,
         in_order: bool = True,
+        together: int = 1,
     ) -> None:
         """`starts`: which live rows can be drawn at all; None: all. `in_order`: the oldest row leaves first, and only when another
-        gets its slot."""
-        settings.check(capacity, batch_size, in_order)
+        gets its slot. `together`: batches of `batch_size` rows that are drawn at once."""
+        settings.check(capacity, batch_size * together)
         self.name = name
         self.settings = settings
         self.limiter = settings.limiter
@@ -106,27 +104,27 @@ class LiveTable:
         self._batch_size = batch_size
         self._shared = starts
         self._most = settings.max_times_sampled
-        self._own = Starts(capacity) if self._most is not None or not in_order else None
+        self._own = Starts(capacity, used_up=self._most is not None) if self._most is not None or not in_order else None
         """Which of the rows that can be drawn at all can be so here."""
         self._times = None if self._most is None else np.zeros(capacity, np.uint32)
         """By slot: how often its row has been drawn."""
         self.starts = starts if self._own is None else self._own
-        self._is_ours = type(settings.sampler).__module__.partition(".")[0] == "conduit"
-        """Whether it is tested already; what else draws is checked each time."""
-        self.sampler = settings.sampler.start(capacity, _seed_of(seed, name), self.starts)
+        sampler = settings.sampler.start(capacity, _seed_of(seed, name), self.starts)
+        if is_custom(settings.sampler):
+            sampler = CustomSampler(settings.sampler, sampler, name, self.starts)
+        self.sampler = sampler
         self.counters = Counters(size=0, pending=0, inserted=0, sampled=0)
-        self._is_queue = self._most == 1 and isinstance(self.limiter, Queue)
-        """Whether each row counts until it has been drawn, or never will be."""
         self._in_order = in_order
         self._oldest = 0
-        """No row before it can be drawn; in a queue in order."""
+        """In a queue in order, no row before it can be drawn."""
+        self._together = together
         self._largest_push = 1
-        self._preloading = 0
-        """While above 0, nothing is held back."""
-        self._preloaded = 0
-        """How many rows came meanwhile that aren't counted."""
+        self._preloading = self._preloaded = 0
+        """While the first is above 0, nothing is held back; the second: how many rows came meanwhile that aren't counted."""
         self._asked: list[int] = []
         """The sizes of the batches that are asked for beside the learners'."""
+        self.lost_rows = 0
+        """Rows of a queue that left undrawn: draws lacked rows and there was no place for more, or limiters were lifted."""
         self.freed: Keys | None = None
         """Rows that the last draw was the last of, if there were any."""
 
@@ -137,33 +135,35 @@ class LiveTable:
     def publish(self, first: int, rows: int, priority: Floats | None, admitted: Keys, excluded: Keys) -> None:
         """Rows [first, first + rows) came, in the slots of as many others if those were in use; `admitted` rows can be drawn since,
         and `excluded` ones can't any more."""
-        sampler, own = self.sampler, self._own
+        sampler, own, came = self.sampler, self._own, len(admitted)
+        had = 0 if own is None else own.count
         if self._preloading and self.limiter is not None:
             self._preloaded += rows
         else:
             self.counters.inserted += rows
-        if own is not None:
-            # Those that gave their places to others are told apart from those that had them when these came.
-            excluded = own.exclude(excluded)
-            own.evict(first, rows)
         if len(excluded):
-            sampler.exclude(excluded)
+            # Those that gave their places to others are told apart from those that had them when these came.
+            self.exclude(excluded)
         sampler.insert(first, rows, priority)
         if self._times is not None:
             _fill(self._times, first % self._capacity, rows)
-        if own is not None:
-            if self._shared is None:
-                admitted = np.arange(first, first + rows)
-            own.admit(admitted)
+        if own is not None and self._shared is None:
+            came = rows
+            own.renew(first, rows)
+            sampler.admit(np.arange(first, first + rows))
+        elif own is not None:
+            own.evict(first, rows)
         if len(admitted):
-            self._note_oldest(admitted)
-            sampler.admit(admitted)
+            self.admit(admitted)
+        if own is not None and self.settings.is_queue:
+            self.lost_rows += had + came - own.count
 
     def admit(self, keys: Keys) -> None:
         """These live rows can be drawn since, for all that the store knows."""
         if self._own is not None:
             self._own.admit(keys)
-        self._note_oldest(keys)
+            # Not in the order in which they came, where rows wait for others.
+            self._oldest = min(self._oldest, int(keys.min()))
         self.sampler.admit(keys)
 
     def exclude(self, keys: Keys) -> int:
@@ -178,13 +178,17 @@ class LiveTable:
         """How many rows can be drawn."""
         return len(window) if self.starts is None else self.starts.count
 
-    def missing(self, window: Window, rows: int, number: int) -> str | None:
-        """What is missing for a draw of `rows` rows as batch `number`; None when it can be served."""
-        lacks = self.sampler.missing(window, rows, number)
+    def missing(self, window: Window, rows: int, number: int, batches: int = 1) -> str | None:
+        """What is missing for a draw of `rows` rows as batch `number`, and of `batches` in all together; None when they can be
+        served."""
+        # Rows that one batch takes may be lacking to the next.
+        lacks = self.sampler.missing(window, rows if self._times is None else rows * batches, number)
         if lacks is None and self.limiter is not None and not self._preloading:
             at = self.counted(window)
-            if not self.limiter.may_sample(rows, at):
-                return self.limiter.why_no_sample(rows, at)
+            if not self.limiter.may_sample(rows * batches, at):
+                lacks = self.limiter.why_no_sample(rows * batches, at)
+        if lacks and batches > 1 and (self._times is not None or self.limiter is not None):
+            lacks += f" ({batches} batches are drawn together: g_del)"
         return lacks
 
     def may_insert(self, rows: int, window: Window) -> bool:
@@ -193,7 +197,7 @@ class LiveTable:
             return True
         if self.counters.pending:
             return False
-        return self.sampler.missing(window, max(self._batch_size, *self._asked, 0), 0) is not None
+        return self.sampler.missing(window, self._largest_draw, 0) is not None
 
     def why_no_insert(self, rows: int, window: Window) -> str:
         assert self.limiter is not None
@@ -201,8 +205,8 @@ class LiveTable:
 
     def check_insert(self, rows: int) -> None:
         """SettingError for a push that could never be let in, beside the batches that are asked for."""
-        if self.limiter is not None:
-            self.limiter.check_insert(rows, max(self._batch_size, *self._asked, 0))
+        if self.limiter is not None and not self._preloading:
+            self.limiter.check_insert(rows, self._largest_draw)
 
     def check_sample(self, rows: int) -> None:
         """SettingError for a draw that could never be served, beside pushes such as those so far."""
@@ -212,7 +216,8 @@ class LiveTable:
     def came(self, rows: int) -> None:
         """A push of `rows` rows was taken."""
         self.counters.pending += rows
-        self._largest_push = max(self._largest_push, rows)
+        if not self._preloading:
+            self._largest_push = max(self._largest_push, rows)
 
     @contextmanager
     def asked(self, rows: int, changed: Condition) -> Iterator[None]:
@@ -235,19 +240,25 @@ class LiveTable:
     def end_preloading(self, window: Window) -> None:
         """Of the rows that came meanwhile, so many are counted as the first batch needs; by a queue all that can be drawn."""
         self._preloading -= 1
-        if self._preloading or self.limiter is None:
-            return
-        at = self.counted(window)
-        before, low, high = at.inserted, 0, self._preloaded
+        if not self._preloading:
+            self.counters.inserted, self._preloaded = self._inserted(window), 0
+
+    def _inserted(self, window: Window) -> int:
+        """How many rows count as inserted if preloading ends now."""
+        if self.limiter is None:
+            return self.counters.inserted
+        at = replace(self.counted(window))
+        low, high = at.inserted, at.inserted + self._preloaded
         while low < high:
-            middle = (low + high) // 2
-            at.inserted = before + middle
-            low, high = (low, middle) if self.limiter.may_sample(self._batch_size, at) else (middle + 1, high)
-        at.inserted, self._preloaded = before + low, 0
+            at.inserted = middle = (low + high) // 2
+            low, high = (
+                (low, middle) if self.limiter.may_sample(self._batch_size * self._together, at) else (middle + 1, high)
+            )
+        return low
 
     def draw(self, number: int, rows: int, window: Window, stream: int = 0) -> tuple[Draw, Any]:
         """Batch `number`'s rows, and how often each has been drawn by now, if that is counted."""
-        draw = self._drawn(number, rows, window, stream)
+        draw = self.sampler.draw(number, rows, window, stream)
         if not self._preloading or self.limiter is None:
             self.counters.sampled += rows
         if self._times is None:
@@ -258,19 +269,17 @@ class LiveTable:
         """What a checkpoint keeps. Arrays are told in the order of `window`'s keys."""
         state: dict[str, Any] = {
             "sampler": dict(self.sampler.state(window)),
-            "inserted": self.counters.inserted,
-            "sampled": self.counters.sampled,
+            "counts": [self._inserted(window), self.counters.sampled, self.lost_rows, self._largest_push],
         }
-        slots = np.arange(window.first, window.stop) % self._capacity
         if self._own is not None:
-            state["drawable"] = self._own.at(slots)
+            state["drawable"] = self._own.state(window)
         if self._times is not None:
-            state["times"] = self._times.take(slots)
+            state["times"] = by_age(self._times, window)
         return state
 
     def load(self, state: Mapping[str, Any], saved: Window, window: Window) -> None:
         """Goes on from what was saved of rows `saved`, of which `window`'s are there still."""
-        self.counters.inserted, self.counters.sampled = state["inserted"], state["sampled"]
+        self.counters.inserted, self.counters.sampled, self.lost_rows, self._largest_push = state["counts"]
         keys = np.arange(window.first, window.stop)
         kept = slice(window.first - saved.first, window.stop - saved.first)
         if self._times is not None:
@@ -280,12 +289,17 @@ class LiveTable:
             self._own.admit(drawable if self._shared is None else drawable[self._shared.at(drawable % self._capacity)])
         self.sampler.load(state["sampler"], window)
 
+    @property
+    def _largest_draw(self) -> int:
+        """Entries that somebody draws, or waits for, at once."""
+        return max(self._batch_size * self._together, *self._asked, 0)
+
     def counted(self, window: Window) -> Counters:
         """Where the table is. In a queue the rows themselves say how many there are: those that became stale, or that never could be
         drawn, take no place for good."""
         at = self.counters
         at.size = self.size(window)
-        if self._is_queue:
+        if self.settings.is_queue:
             at.inserted = at.sampled + self._undrawn(window)
         return at
 
@@ -303,22 +317,6 @@ class LiveTable:
         self._oldest = oldest
         return window.stop - oldest
 
-    def _note_oldest(self, admitted: Keys) -> None:
-        """Rows become drawable in another order than that in which they came where they wait for others."""
-        if self._is_queue and len(admitted):
-            self._oldest = min(self._oldest, int(admitted.min()))
-
-    def _drawn(self, number: int, rows: int, window: Window, stream: int) -> Draw:
-        draw = self.sampler.draw(number, rows, window, stream)
-        if not self._is_ours:
-            wrong = _what_is_wrong(draw, rows, window, self.starts)
-            if wrong:
-                raise SamplerError(
-                    f"{self.settings.sampler!r} drew batch {number} of table {self.name!r}: {wrong}. conduit.testing.check_sampler tries "
-                    "a sampler on such cases"
-                )
-        return draw
-
     def _count(self, draw: Draw, number: int, rows: int, window: Window, stream: int) -> tuple[Draw, Any]:
         """Counts what was drawn. A row that a batch has more often than it may be drawn gives those places to others, as if the
         batch had been drawn one by one."""
@@ -329,12 +327,13 @@ class LiveTable:
         parts, counted, gone = [], [], []
         while True:
             slots = draw.keys % self._capacity
-            nth = times.take(slots).astype(np.int64) + _occurrence(slots)
-            good = nth <= most
-            fits = np.count_nonzero(good) == len(nth)
-            part, nth = (draw, nth) if fits else (_part(draw, good), nth[good])
-            slots = part.keys % self._capacity
-            np.maximum.at(times, slots, nth.astype(np.uint32))
+            nth = times.take(slots).astype(np.int64) + occurrence(slots)
+            part, good = draw, nth <= most
+            if np.count_nonzero(good) < len(nth):
+                part, nth, slots = part_of(draw, good), nth[good], slots[good]
+            assert len(nth), "what was drawn as often as it may be is excluded"
+            # Of a row that comes twice, the last stays.
+            times[slots] = nth
             last = part.keys[nth == most]
             if len(last):
                 own.exclude(last)
@@ -346,32 +345,9 @@ class LiveTable:
             if not rows:
                 break
             stream += _AGAIN
-            draw = self._drawn(number, rows, window, stream)
+            draw = self.sampler.draw(number, rows, window, stream)
         self.freed = np.concatenate(gone) if gone else None
-        return _joined(parts), np.concatenate(counted)
-
-
-def _what_is_wrong(draw: object, rows: int, window: Window, starts: Starts | None) -> str:
-    """How a draw of `rows` rows isn't what it should be; empty if it is."""
-    if not isinstance(draw, Draw):
-        return f"it gave a {type(draw).__name__}; expected a Draw"
-    keys, weight = draw.keys, draw.weight
-    if not isinstance(keys, np.ndarray) or keys.dtype != np.int64 or keys.shape != (rows,):
-        form = f"{keys.dtype}{list(keys.shape)}" if isinstance(keys, np.ndarray) else f"a {type(keys).__name__}"
-        return f"its keys are {form}; expected int64[{rows}]"
-    dead = keys[(keys < window.first) | (keys >= window.stop)]
-    if len(dead):
-        return f"row {dead[0]} isn't live; live rows are {window.first} to {window.stop - 1}"
-    if starts is not None:
-        closed = keys[[key not in starts for key in keys.tolist()]]
-        if len(closed):
-            return f"row {closed[0]} can't be drawn: it is excluded, or not admitted yet"
-    if weight is not None and not (weight.shape == (rows,) and np.isfinite(weight).all() and (weight > 0).all()):
-        return "its weights aren't finite numbers above 0, one a row"
-    for name, value in (("probability", draw.probability), ("priority", draw.priority)):
-        if np.shape(value) not in ((), (rows,)):
-            return f"its {name} has shape {list(np.shape(value))}; expected one number, or one a row"
-    return ""
+        return joined(parts), counted[0] if len(counted) == 1 else np.concatenate(counted)
 
 
 def _seed_of(seed: int, name: str) -> int:
@@ -383,35 +359,3 @@ def _fill(times: NDArray[np.uint32], slot: int, rows: int) -> None:
     head = min(rows, len(times) - slot)
     times[slot : slot + head] = 0
     times[: rows - head] = 0
-
-
-def _occurrence(slots: Keys) -> Keys:
-    """For each of `slots`, the how-manieth of its kind it is, from 1."""
-    order = np.argsort(slots, kind="stable")
-    ordered = slots[order]
-    begins = np.concatenate([[True], ordered[1:] != ordered[:-1]])
-    places = np.arange(len(slots))
-    nth = np.empty(len(slots), np.int64)
-    nth[order] = places - np.maximum.accumulate(np.where(begins, places, 0)) + 1
-    return nth
-
-
-def _part(draw: Draw, good: NDArray[np.bool_]) -> Draw:
-    return Draw(
-        draw.keys[good],
-        draw.probability[good] if isinstance(draw.probability, np.ndarray) else draw.probability,
-        None if draw.weight is None else draw.weight[good],
-        draw.priority[good] if isinstance(draw.priority, np.ndarray) else draw.priority,
-    )
-
-
-def _joined(parts: list[Draw]) -> Draw:
-    if len(parts) == 1:
-        return parts[0]
-    weights = [part.weight for part in parts]
-    return Draw(
-        np.concatenate([part.keys for part in parts]),
-        np.concatenate([np.broadcast_to(part.probability, len(part.keys)) for part in parts]),
-        None if weights[0] is None else np.concatenate([weight for weight in weights if weight is not None]),
-        np.concatenate([np.broadcast_to(part.priority, len(part.keys)) for part in parts]),
-    )

@@ -141,7 +141,7 @@ def test_on_policy_cuts_end_their_lanes_when_the_iteration_closes():
     chain = IngestionChain([spy(seen, "trajectory")], on_policy=True)
     chain.process(Group([*unit()[:2], Cut(range(1))]))
     chain.process(Group([rows([1, 1], first=4)], closes=True))
-    assert seen == [[(1, [1, 3], TERM), (0, [0, 2], CUT), (1, [4, 5], OPEN)]]
+    assert seen == [[(0, [0, 2], CUT), (1, [1, 3], TERM), (1, [4, 5], OPEN)]]
 
 
 @settings(max_examples=80, deadline=None)

@@ -17,7 +17,7 @@ import numpy as np
 import conduit
 from conduit.clock import VirtualClock
 from conduit.core.episodes import Fragment
-from conduit.core.rollout import OnPolicyRollout
+from conduit.core.iteration import OnPolicyRollout
 from conduit.errors import ClosedError, HookError, WaitTimeout
 
 T = TypeVar("T")
@@ -299,7 +299,7 @@ class Simulation:
         plan, store = self.plan, self.store
         if self.seen.errors or plan.on_policy:
             return
-        with store._ingestion.hurried(math.inf):
+        with store._wiring.ingestion.hurried(math.inf):
             while store._buffer.window.stop < self.seen.pushed:
                 self.clock.sleep(0.01)
         window = store._buffer.window

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from conduit.core.buffer import ExperienceBuffer
+from conduit.core.leases import Leases
 from conduit.core.order import Order
 from conduit.core.staging import Inbox, Outbox
 from conduit.errors import DeadlockError
@@ -84,7 +85,7 @@ def _held_back_for_ever(self):
         (Order, "leave_held", _never_served_again),
         (Inbox, "release_last", _held_back_for_ever),
         (Outbox, "put", _without_notifying(Outbox.put)),
-        (ExperienceBuffer, "_end", _without_notifying(ExperienceBuffer._end)),
+        (Leases, "_end", _without_notifying(Leases._end)),
     ],
     ids=["deadlock in the order", "deadlock in the inbox", "lost wake-up in the outbox", "lost wake-up of a writer"],
 )
@@ -104,7 +105,7 @@ def test_a_planted_torn_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     original = ExperienceBuffer.read
 
     def slow(self, selection, to):
-        self._halt.clock.sleep(0.005)
+        self.leases._halt.clock.sleep(0.005)
         return original(self, selection, to)
 
     monkeypatch.setattr(ExperienceBuffer, "read", slow)

@@ -140,7 +140,7 @@ def test_lanes_of_closed_actors_are_used_again_and_their_episodes_stay_apart():
                 actor.push(row(10 * number + step))
             actor.close()
         rows = drawn(s, 300)
-        assert s._lane_count == 1
+        assert s._actors.state()["lanes"] == 1
     assert set((rows["n"] - rows["obs"]).tolist()) == {1.0, 2.0}
     assert set((rows["obs"] % 10).tolist()) == {0.0, 1.0}
 

@@ -135,7 +135,7 @@ def test_a_first_push_that_can_not_be_stored_stores_nothing_and_the_store_goes_o
         ({"batch_size": 0}, SettingError, "batch_size=0"),
         ({"batch_size": 2.0}, SettingError, "batch_size=2.0"),
         ({"capacity": None}, SettingError, "needs capacity="),
-        ({"mode": "offpolicy"}, SettingError, "mode='offpolicy': expected 'off_policy' or 'on_policy'"),
+        ({"mode": "offpolicy"}, SettingError, "mode='offpolicy': expected 'off_policy', 'on_policy' or 'bounded'"),
         ({"rollout_unit": 8, "mode": "off_policy", "capacity": 8}, SettingError, "on-policy settings"),
         ({"epochs": 2}, SettingError, "on-policy settings"),
         ({"when_full": "wait"}, SettingError, "when_full='wait': expected 'block' or 'drop'"),

@@ -355,7 +355,7 @@ def test_a_hook_that_may_change_the_number_of_rows_is_refused_by_name():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"capacity": 9}, "capacity, sampler and exact are off-policy"),
+        ({"capacity": 9}, "capacity: off-policy settings"),
         ({"sampler": conduit.Uniform()}, "off-policy settings"),
         ({"exact": True}, "off-policy settings"),
         ({"inbox_units": 3}, "inbox_units and when_full are off-policy"),

@@ -54,8 +54,8 @@ def events(monkeypatch):
             spy(kind, method, kind.__name__)
     seen_backend = backends.load
 
-    def load(backend):
-        made = seen_backend(backend)
+    def load(backend, disk=None):
+        made = seen_backend(backend, disk)
         for method in ("write", "read", "hand_over"):
             if method in vars(type(made)):
                 spy(type(made), method, "Backend")

@@ -254,7 +254,15 @@ class Waiting:
         self.sampler.insert(0, 8, None)
         arrays: Any = SimpleNamespace(to_numpy=np.asarray, fetch=self._fetch, on_host=lambda leaf: not on_device)
         order: Any = SimpleNamespace(act=self.actions.append)
-        self.priorities = Priorities(arrays, order, cast(Any, self), self.sampler)
+        self.priorities = Priorities(arrays, order, cast(Any, self), [self.sampler])
+
+    @property
+    def inserted(self) -> int:
+        return self.window.stop
+
+    def find(self, keys: np.ndarray, oldest: int) -> tuple[np.ndarray, np.ndarray]:
+        live = keys >= self.window.first
+        return keys[live], live
 
     def _fetch(self, leaf: Any) -> Any:
         copy = np.array(leaf)
