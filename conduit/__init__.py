@@ -9,13 +9,13 @@ from conduit.core.episodes import End, Fragment, Step
 from conduit.core.experience import Field, Schema
 from conduit.core.hook import register_delivery, register_ingestion
 from conduit.core.items import Group, NStep, Row, Sequence, Trajectory
-from conduit.core.limiter import MinSize, Queue, SampleToInsertRatio
+from conduit.core.limiter import Counters, Limiter, MinSize, Queue, SampleToInsertRatio
 from conduit.core.ordered import Fifo, Lifo, MaxHeap, MinHeap
 from conduit.core.passes import WithoutReplacement
 from conduit.core.placement import Placement
 from conduit.core.priorities import PriorityUpdate
 from conduit.core.prioritized import Prioritized
-from conduit.core.sampling import Uniform
+from conduit.core.sampling import Draw, Sampler, Sampling, Uniform
 from conduit.core.semantics import Schedule
 from conduit.core.spread import Recency, Stratified
 from conduit.core.table import Table
@@ -30,6 +30,8 @@ __all__ = [
     "Actor",
     "Archive",
     "Batch",
+    "Counters",
+    "Draw",
     "End",
     "Endpoint",
     "Field",
@@ -38,6 +40,7 @@ __all__ = [
     "Group",
     "Learner",
     "Lifo",
+    "Limiter",
     "MaxHeap",
     "MinHeap",
     "MinSize",
@@ -54,6 +57,8 @@ __all__ = [
     "Row",
     "SampleInfo",
     "SampleToInsertRatio",
+    "Sampler",
+    "Sampling",
     "Saved",
     "Schedule",
     "Schema",

@@ -17,7 +17,7 @@ from conduit.core.experience import Tree, leaf_paths, map_leaves
 from conduit.core.links import Linked
 from conduit.core.signature import TERMINATED, TRUNCATED
 from conduit.core.snapshot import StoredRows
-from conduit.errors import SchemaError, SettingError
+from conduit.errors import PriorityError, SchemaError, SettingError
 from conduit.ports import Actor
 from conduit.store import Store
 
@@ -73,6 +73,8 @@ def push_arrays(
 
     A truncated row without either is cut. `priority`: (n,). Other arguments and errors are those of `Actor.push_trajectory`; rows
     of episodes before the one that doesn't fit have been pushed then."""
+    if not isinstance(actor, Actor):
+        raise SettingError(f"push_arrays(actor={actor!r}): expected an actor of a store, such as store.actor()")
     if isinstance(arrays, Arrays):
         if final is not None or after is not None:
             raise SettingError("push_arrays: what to_arrays made brings its finals; expected neither final= nor after=")
@@ -92,6 +94,8 @@ def push_arrays(
             final = map_leaves(lambda leaf: _rows_at(leaf, final_rows), follows)
     if end not in ("cut", "open"):
         raise SettingError(f"push_arrays(end={end!r}): expected 'cut' or 'open'")
+    if priority is not None and _length(priority) != count:
+        raise PriorityError(f"push_arrays: priority is {_described(priority)}; expected {count} numbers, one a row")
     finals = _finals_by_row(final, final_rows)
     taken = 0
     for start, stop, last in _pieces(ends):
@@ -116,6 +120,8 @@ def to_arrays(store: Store) -> Arrays:
     Where the store links rows (it has an `item` or `derive`, but no `Group`), episodes come by their first rows, each whole as far
     as it is there; one that goes on in the store, or whose actor left, ends as CUT. Else nobody knows which row follows which: they
     come by age, and each is cut, or terminated if it says so. SchemaError before the first row."""
+    if not isinstance(store, Store):
+        raise SettingError(f"to_arrays(store={store!r}): expected a conduit.Store")
     stop = store.info()["inserted"]
     # Those before `stop` only become fewer.
     room, filled = len(store), 0
@@ -218,11 +224,15 @@ def _finals_by_row(final: Mapping[str, Tree] | None, rows: NDArray[np.int64]) ->
     """Position of each row that has a final → its final."""
     if final is None:
         return {}
+    if not isinstance(final, Mapping):
+        raise SchemaError(
+            f"push_arrays: final is {_described(final)}; expected a dict of leaves, one row for each row that ended"
+        )
     leaves, structure = optree.tree_flatten(final)  # type: ignore[arg-type]
     for path, leaf in zip(leaf_paths(structure), leaves, strict=True):
-        if len(leaf) != len(rows):
+        if _length(leaf) != len(rows):
             raise SchemaError(
-                f"push_arrays: final[{path!r}] has {len(leaf)} rows; expected {len(rows)}, one for each row that ended"
+                f"push_arrays: final[{path!r}] is {_described(leaf)}; expected {len(rows)} rows, one for each row that ended"
             )
     return {int(row): map_leaves(lambda leaf, i=i: np.asarray(leaf[i]), final) for i, row in enumerate(rows)}
 
@@ -232,17 +242,29 @@ def _count(data: Tree) -> int:
     leaves, structure = optree.tree_flatten(data)
     counts = {}
     for path, leaf in zip(leaf_paths(structure), leaves, strict=True):
-        try:
-            counts[path] = len(leaf)
-        except TypeError:
+        if (length := _length(leaf)) is None:
             raise SchemaError(
-                f"push_arrays: leaf {path!r} is a {type(leaf).__name__}; expected an array with a leading row axis"
-            ) from None
+                f"push_arrays: leaf {path!r} is {_described(leaf)}; expected an array with a leading row axis"
+            )
+        counts[path] = length
     if not counts:
         raise SchemaError("push_arrays: no leaves; expected a dict of arrays (rows, *shape)")
     if len(set(counts.values())) > 1:
         raise SchemaError(f"push_arrays: leaves have different numbers of rows: {counts}")
     return next(iter(counts.values()))
+
+
+def _length(array: Any) -> int | None:
+    """None for what has none, such as an array without axes."""
+    try:
+        return len(array)
+    except TypeError:
+        return None
+
+
+def _described(array: Any) -> str:
+    length = _length(array)
+    return f"a {type(array).__name__}" if length is None else f"a {type(array).__name__} with {length} rows"
 
 
 def _ends(data: Tree, count: int) -> NDArray[np.uint8]:
@@ -263,6 +285,10 @@ def _ends(data: Tree, count: int) -> NDArray[np.uint8]:
 
 def _without(arrays: Tree, after: Mapping[str, str]) -> tuple[dict[str, Tree], dict[str, Tree]]:
     """(the leaves to store, by the leaf's name what it was after each row)."""
+    if not isinstance(after, Mapping):
+        raise SettingError(
+            f"push_arrays(after={after!r}): expected a dict of leaves' names, such as {{'obs': 'next_obs'}}"
+        )
     if not isinstance(arrays, dict):
         raise SchemaError(f"push_arrays(after=…): rows are a {type(arrays).__name__}; expected a dict of names")
     missing = [name for pair in after.items() for name in pair if name not in arrays]

@@ -14,7 +14,7 @@ class CapacityError(ConduitError, MemoryError):
 
 
 class FreshnessError(ConduitError, ValueError):
-    """On-policy rows carry a policy version that the current iteration can't accept."""
+    """Rows carry a policy version that the current iteration can't accept or, in mode "bounded", that is too old or yet to come."""
 
 
 class UnitError(ConduitError, ValueError):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property, lru_cache
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,11 @@ from conduit.core.backend import Target
 from conduit.core.batch import Batch, SampleInfo
 from conduit.core.experience import Tree, leaf_paths
 from conduit.core.halt import check_timeout
+from conduit.core.limiter import exact
 from conduit.core.priorities import PriorityUpdate
-from conduit.core.semantics import check_whole
 from conduit.core.signature import check_priorities
 from conduit.core.table import MAIN
+from conduit.core.whole import check_whole
 from conduit.errors import ConduitError, PriorityError, SchemaError, SettingError, UnknownKeyError, WaitTimeout
 from conduit.store import Store
 
@@ -82,6 +83,10 @@ class MixtureInfo:
     @cached_property
     def policy_version(self) -> Keys:
         return self._join(lambda part: part.policy_version)
+
+    @cached_property
+    def version_lag(self) -> Keys:
+        return self._join(lambda part: part.version_lag)
 
     @cached_property
     def frontier(self) -> Keys:
@@ -173,6 +178,9 @@ class Mixture:
         clock: Clock | None = None,
     ) -> None:
         check_whole("batch_size", batch_size)
+        for name, given in (("stores", stores), ("tables", {} if tables is None else tables)):
+            if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+                raise SettingError(f"Mixture({name}={given!r}): expected a dict by the stores' names")
         self._stores = dict(stores)
         self._names = tuple(self._stores)
         self._tables = dict.fromkeys(self._names, MAIN) | dict(tables or {})
@@ -189,7 +197,9 @@ class Mixture:
         self._owed: Sequence[int] = (0,) * len(self._names)
         self._unfinished: list[_Begun] = []
         """Batches that somebody pulled and didn't get."""
-        self._has_priorities: dict[str, bool] = {}
+        self._takes_priorities = {
+            name: store.info()["tables"][self._tables[name]]["prioritized"] for name, store in self._stores.items()
+        }
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -222,20 +232,20 @@ class Mixture:
         `priorities` of any framework, on any device. Returns what became of them, by store. Stores whose sampler has no priorities
         aren't told; PriorityError where none has. Errors as `Store.update_priorities`; those that can be seen on the host
         change nothing in any store."""
-        keys, source = exchange.to_numpy(keys), exchange.to_numpy(source)
+        keys, source = _on_host("keys", keys), _on_host("source", source)
         if exchange.framework_of(priorities) is None:
-            priorities = exchange.to_numpy(priorities)
+            priorities = _on_host("priorities", priorities)
         self._check_update(keys, source, priorities)
         told: dict[str, PriorityUpdate] = {}
         for place, name in enumerate(self._names):
-            if len(which := np.flatnonzero(source == place)) and self._takes_priorities(name):
+            if len(which := np.flatnonzero(source == place)) and self._takes_priorities[name]:
                 # As a rule a store's are together, and a slice is cheap wherever they are.
                 together = which[-1] - which[0] + 1 == len(which)
                 part = slice(int(which[0]), int(which[-1]) + 1) if together else which
                 told[name] = self._stores[name].update_priorities(
                     keys[part], priorities[part], table=self._tables[name]
                 )
-        if len(source) and not any(map(self._takes_priorities, self._names)):
+        if len(source) and not any(self._takes_priorities.values()):
             raise PriorityError(
                 f"update_priorities: no sampler of {', '.join(self._names)} has priorities; use sampler=conduit.Prioritized()"
             )
@@ -251,12 +261,16 @@ class Mixture:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from `state`, in a mixture of stores with the same names."""
-        if set(state["owed"]) != set(self._names):
+        told: Any = state if isinstance(state, Mapping) else {}
+        number, owed = told.get("number"), told.get("owed")
+        if not isinstance(owed, Mapping) or not all(isinstance(each, Integral) for each in (number, *owed.values())):
+            raise SettingError(f"Mixture.load(state={state!r}): expected what Mixture.state() returned")
+        if set(owed) != set(self._names):
             raise SettingError(
-                f"the state is of a mixture of {', '.join(state['owed'])}; this one is of {', '.join(self._names)}"
+                f"the state is of a mixture of {', '.join(owed)}; this one is of {', '.join(self._names)}"
             )
         with self._lock:
-            self._number, self._owed = int(state["number"]), tuple(int(state["owed"][name]) for name in self._names)
+            self._number, self._owed = int(number), tuple(int(owed[name]) for name in self._names)
             self._unfinished = []
 
     def _begin(self) -> _Begun:
@@ -319,18 +333,6 @@ class Mixture:
                 name = lambda i: f"{where}: key {keys[i]} of store {self._names[source[i]]!r}"  # noqa: E731
                 check_priorities(values.astype(np.float64), np.inf, name)
 
-    def _takes_priorities(self, name: str) -> bool:
-        known = self._has_priorities.get(name)
-        if known is None:
-            nothing = np.zeros(0)
-            try:
-                self._stores[name].update_priorities(nothing.astype(np.int64), nothing, table=self._tables[name])
-                known = True
-            except PriorityError:
-                known = False
-            self._has_priorities[name] = known
-        return known
-
 
 def split(parts: Sequence[int], owed: Sequence[int], batch_size: int) -> tuple[Sequence[int], Sequence[int]]:
     """How many rows each store gives, and what each is owed then. `parts`: of a row, in 1 / `_ROW`, as is `owed`."""
@@ -357,10 +359,10 @@ def _parts_of(shares: object, names: Sequence[str], where: str) -> Sequence[int]
         if not isinstance(share, int | float | np.number) or isinstance(share, bool) or not 0 <= share < np.inf:
             raise SettingError(f"{where}: {name!r} has {share!r}; expected a finite number ≥ 0")
     # As they are written: 0.1 is a tenth.
-    exact = [Fraction(repr(float(shares[name]))) for name in names]
-    if not (total := sum(exact)):
+    written = [exact(shares[name]) for name in names]
+    if not (total := sum(written)):
         raise SettingError(f"{where} are all 0; expected a share above 0 for a store at least")
-    wanted = [share * _ROW / total for share in exact]
+    wanted = [share * _ROW / total for share in written]
     parts = [int(want) for want in wanted]
     for place in sorted(range(len(parts)), key=lambda place: parts[place] - wanted[place])[: _ROW - sum(parts)]:
         parts[place] += 1
@@ -373,10 +375,22 @@ def _check_stores(stores: Mapping[str, object], tables: Mapping[str, str]) -> No
     for name, store in stores.items():
         if not isinstance(store, Store):
             raise SettingError(f"Mixture: store {name!r} is a {type(store).__name__}; expected a conduit.Store")
-        if store.info()["mode"] == "on_policy":
+        info = store.info()
+        if info["mode"] == "on_policy":
             raise SettingError(f"Mixture: store {name!r} is on-policy; expected stores that draw on demand")
+        if tables[name] not in info["tables"]:
+            raise SettingError(
+                f"Mixture: store {name!r} has no table {tables[name]!r}; it has {', '.join(info['tables'])}"
+            )
     if unknown := set(tables) - set(stores):
         raise SettingError(f"Mixture(tables=…) names {', '.join(map(repr, sorted(unknown)))}, which is no store of it")
+
+
+def _on_host(name: str, array: Any) -> Array:
+    try:
+        return exchange.to_numpy(array)
+    except SchemaError as error:
+        raise SchemaError(f"update_priorities: {name}: {error}") from None
 
 
 def _flattened(trees: Mapping[str, Tree]) -> tuple[optree.PyTreeSpec, list[dict[str, Any]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,11 @@ class Actor:
         bootstrapped from it. Lanes with `valid` False write nothing. `priority`: (lanes,) raw priorities, 0 disables a row.
         `version`: the policy version that acted; by default the store's as of the call, however long that waits.
 
+        In mode "bounded", rows that go stale while they wait for room are left out, and counted in `info()["stale_rows"]`: 0 is
+        returned, and the actor goes on. Where that happens often, more rows wait than the staleness allows: as a rule of thumb,
+        capacity ≲ (max_staleness + 1) × rows per version. FreshnessError is for those that are stale, or of a version to come, already
+        at the call.
+
         Raises SchemaError, PriorityError, FreshnessError or UnitError for rows that don't fit, WaitTimeout when the store
         couldn't take them in `timeout_s` (by default the store's), and what stopped the store if it has stopped."""
         if isinstance(step, Step):
@@ -107,15 +113,15 @@ class Actor:
         version: int | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Takes consecutive rows of one lane, leaves (length, *shape), and returns how many it took.
+        """Takes consecutive rows of one lane, leaves (length, *shape), and returns how many it took: all, or none as `push` does.
 
         `end`: how the last one ends: "open", "terminated", "truncated" or "cut"; by default as its leaves `terminated` and
         `truncated` say, "open" without such leaves. `final`: the observation (and value) after the last row, leaves (*shape)."""
         with self._path.ledger.port("push") as call:
             self._check_open()
-            if not 0 <= lane < self.lanes:
-                raise SchemaError(f"push_trajectory: lane {lane}; this actor has lanes 0 to {self.lanes - 1}")
-            taken = self._path.signature.trajectory(rows, end, final, priority, self._lanes.lanes[lane])
+            if not isinstance(lane, Integral) or isinstance(lane, bool) or not 0 <= lane < self.lanes:
+                raise SchemaError(f"push_trajectory: lane {lane!r}; this actor has lanes 0 to {self.lanes - 1}")
+            taken = self._path.signature.trajectory(rows, end, final, priority, self._lanes.lanes[int(lane)])
             if self._path.signature.fixed:
                 return self._put(taken, version, timeout_s, call)
             return self._put_first(taken, version, timeout_s, call)
@@ -260,40 +266,36 @@ class Learner:
             for each in waiting
         ]
 
-    def state(self, to_numpy: Callable[[Any], NDArray[Any]], deadline_s: float) -> dict[str, Any]:
-        """For a checkpoint, in a turn of the order: which batch comes next, what is staged, and what was asked for and isn't
-        drawn. What is drawn is waited for: it needs no turn. A batch that somebody is pulling at this very moment may be either."""
-        path, clock = self._path, self._path.halt.clock
-        while (state := self._state(to_numpy)) is None:
-            path.halt.check()
-            if clock.now() >= deadline_s:
-                raise WaitTimeout(f"save: learner {self.rank}'s batches were drawn, and are still being prepared")
-            clock.sleep(0.001)
-        return state
-
-    def _state(self, to_numpy: Callable[[Any], NDArray[Any]]) -> dict[str, Any] | None:
+    def state(self, to_numpy: Callable[[Any], NDArray[Any]]) -> tuple[dict[str, Any], Callable[[float], None]]:
+        """For a checkpoint, in a turn of the order: which batch comes next, what is staged, and what was asked for and isn't drawn.
+        What is drawn and being prepared is put in by the function, called with a deadline when the turn is over."""
         path, numbering = self._path, self._path.numbering
         with path.turnstile:
             index = self._index
             requests = {i: request for i, request in self._requests.items() if i >= index}
-            drawn = [i for i, request in requests.items() if request.turn.begun]
-            staged = path.outbox.look(
-                [numbering.number(i) for i in drawn], lambda each: _plain_batch(each.batch, to_numpy)
-            )
-        if len(staged) < len(drawn):
-            return None
+            drawn = {numbering.number(i): i for i, request in sorted(requests.items()) if request.turn.begun}
+            copies = path.outbox.copy(list(drawn), lambda each: _plain_batch(each.batch, to_numpy))
+        # What somebody has taken by now, though the pull hasn't returned, isn't the next any more.
+        handed = [i for number, i in drawn.items() if number not in copies.awaited and number not in copies.made]
         # Of each request that is to be made again, its first batch, the lag that this was asked with, and its place in the order.
         firsts = {
             id(request): (i, request.lags[0], path.order.place_of(request.turn))
             for i, request in sorted(requests.items(), reverse=True)
             if path.overlap and not request.turn.begun
         }
-        return {
+        state = {
             "world": self.world,
-            "index": index,
-            "staged": {i: plain for i in sorted(drawn) if (plain := staged[numbering.number(i)]) is not None},
+            "index": max([index, *(i + 1 for i in handed)]),
+            "staged": {},
             "asked": sorted(firsts.values()),
         }
+
+        def finish(deadline_s: float) -> None:
+            why = f"save: learner {self.rank}'s batches were drawn, and are still being prepared"
+            made = path.outbox.wait_copies(copies, deadline_s, lambda: why)
+            state["staged"] = {i: made[number] for number, i in drawn.items() if made.get(number) is not None}
+
+        return state, finish
 
     def load(self, state: Mapping[str, Any], schema: Schema | None) -> None:
         """Goes on from what was saved, in a learner that was just made. `schema`: of batches, for those whose trees couldn't be told."""
@@ -307,6 +309,7 @@ class Learner:
                 self._path.batch_size,
                 self._path.stream,
                 self._path.outbox.put,
+                self._path.version,
             )
             request.turn = Turn()
             request.turn.begun = True
@@ -378,7 +381,9 @@ class Learner:
             numbering = self._path.numbering
             group = numbering.group(index)
             ahead = group.stop
-            if index == group.start and ahead != numbering.next_iteration(index) and ahead not in self._requests:
+            # Where what a checkpoint had of the group is less than all, the rest comes first.
+            whole = index == group.start and all(i in self._requests for i in group)
+            if whole and ahead != numbering.next_iteration(index) and ahead not in self._requests:
                 self._ask(ahead)
         return request
 
@@ -390,7 +395,9 @@ class Learner:
         numbers = range(numbering.number(index), numbering.number(stop), numbering.world)
         first = index - self._index if lag is None else lag
         lags = range(first, first + stop - index)
-        request = path.delivery.request(numbers, lags, path.batch_size, path.outbox.put, path.stream, place)
+        request = path.delivery.request(
+            numbers, lags, path.batch_size, path.outbox.put, path.version, path.stream, place
+        )
         for i in range(index, stop):
             self._requests[i] = request
         if path.overlap:
@@ -446,9 +453,11 @@ class Learner:
             path.delivery.step(request, deadline_s)
         except (WaitTimeout, CancelledError, HandOverError):
             raise
-        # A draw that was begun can't be repeated with the same priorities: the store must not go on as if nothing had happened.
+        # A draw that was begun can't be repeated with the same priorities: the store must not go on as if nothing had happened. But
+        # Ctrl-C while rows are waited for loses nothing.
         except BaseException as error:
-            path.halt.now_because(error)
+            if not path.order.withdraw(request.turn):
+                path.halt.now_because(error)
             raise
         return path.outbox.take(number)
 

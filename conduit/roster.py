@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral
 from typing import Any
 
-from conduit.core.semantics import Numbering, check_whole
+from numpy.typing import NDArray
+
+from conduit.core.semantics import Numbering
+from conduit.core.whole import check_whole
 from conduit.errors import SettingError
 from conduit.ports import Learner
 
@@ -110,10 +113,20 @@ class Roster:
             self._begin_at[table], self._saved[table] = number, {}
         return None, max(first, -(-(self._begin_at.get(table, 0) - rank) // world))
 
-    def state(self, of: Callable[[Learner], dict[str, Any]]) -> list[list[Any]]:
-        """What a checkpoint keeps: [table, rank, state] each. `of`: a learner's."""
-        waiting = [[table, rank, state] for table, states in self._saved.items() for rank, state in states.items()]
-        return waiting + [[table, rank, of(each)] for (table, rank), each in list(self._learners.items())]
+    def state(self, to_numpy: Callable[[Any], NDArray[Any]]) -> tuple[list[list[Any]], Callable[[float], None]]:
+        """In a turn: what a checkpoint keeps, [table, rank, state] each; and what makes that whole when the turn is over, by a deadline."""
+        kept = [[table, rank, state] for table, states in self._saved.items() for rank, state in states.items()]
+        finishes: list[Callable[[float], None]] = []
+        for (table, rank), learner in list(self._learners.items()):
+            state, finish = learner.state(to_numpy)
+            kept.append([table, rank, state])
+            finishes.append(finish)
+
+        def finish_all(deadline_s: float) -> None:
+            for finish in finishes:
+                finish(deadline_s)
+
+        return kept, finish_all
 
     def load(self, state: list[list[Any]]) -> None:
         for table, rank, each in state:

@@ -17,7 +17,7 @@ from conduit.core.plain import Packer
 from conduit.core.prioritized import Prioritized
 from conduit.core.rollout import WhenFull
 from conduit.core.sampling import Sampling, Uniform
-from conduit.core.semantics import Schedule
+from conduit.core.semantics import Drawing, Schedule, Semantics, semantics_of
 from conduit.core.spread import Recency, Stratified
 from conduit.core.table import MAIN, Table
 from conduit.errors import CheckpointError, SettingError
@@ -56,6 +56,19 @@ class Settings:
     timeout_s: float
     budgets: Mapping[str, Bytes] | None
 
+    def semantics(self) -> Semantics:
+        """What they mean. SettingError names one that can't be, is missing, or not of the mode."""
+        return semantics_of(
+            self.mode,
+            capacity=self.capacity,
+            batch_size=self.batch_size,
+            rollout_unit=self.rollout_unit,
+            epochs=self.epochs,
+            max_staleness=self.max_staleness,
+            drawing=Drawing(self.sampler, self.max_times_sampled, self.limiter, self.tables, self.remover),
+            exact=self.exact,
+        )
+
     def pack(self) -> dict[str, Any]:
         """As JSON. What is the user's own is only named."""
         packed = {each.name: _packed(getattr(self, each.name)) for each in fields(self) if each.name != "tables"}
@@ -85,17 +98,20 @@ class Settings:
         if packed["backend"] is None and backend is None:
             raise SettingError(f"restore({where!r}): the store that was saved had a backend of its own; give backend=")
         saved = packed["tables"] or {}
-        if tables is not None and set(tables) != set(saved):
+        made = tables
+        if made is None:
+            made = {name: _to_table(each, f"restore({where!r}): tables[{name!r}]") for name, each in saved.items()}
+        settings = cls(**told, tables=None if made == {} else made)
+        # First what no store can be made with, then what can't go on from what was saved.
+        settings.semantics()
+        if set(made) != set(saved):
             raise SettingError(
-                f"restore(tables={sorted(tables)}): the checkpoint's tables beside {MAIN!r} are {sorted(saved)}; expected the same names"
+                f"restore(tables={sorted(made)}): the checkpoint's tables beside {MAIN!r} are {sorted(saved)}; expected the same names"
             )
-        made = tables or {
-            name: _to_table(each, f"restore({where!r}): tables[{name!r}]") for name, each in saved.items()
-        }
-        settings = cls(**told, tables=made or None)
         _check_kind("sampler", packed["sampler"], settings.sampler, where)
         for name, each in saved.items():
             _check_kind(f"tables[{name!r}].sampler", each["sampler"], made[name].sampler, where)
+            _check_times(name, each["max_times_sampled"], made[name].max_times_sampled, where)
         return settings
 
 
@@ -106,6 +122,16 @@ def _check_kind(name: str, saved: Any, new: Sampling | None, where: str) -> None
         raise SettingError(
             f"restore({where!r}): {name} was a {kind}, and {new} can't go on from what it remembered; expected a {kind}, perhaps with "
             "other settings"
+        )
+
+
+def _check_times(name: str, saved: int | None, new: int | None, where: str) -> None:
+    """SettingError where a table is to give rows another number of times: those that it gave for good can't be drawn again, and how
+    often it gave the others may not have been counted."""
+    if new != saved:
+        raise SettingError(
+            f"restore({where!r}): tables[{name!r}] was saved with max_times_sampled={saved}, and {new} can't go on from what it counted; "
+            f"expected conduit.Table(…, max_times_sampled={saved})"
         )
 
 

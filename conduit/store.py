@@ -31,9 +31,10 @@ from conduit.core.placement import Bytes, Placement
 from conduit.core.priorities import PriorityUpdate
 from conduit.core.rollout import ActorLanes, OffPolicyRollout, WhenFull
 from conduit.core.sampling import Sampling
-from conduit.core.semantics import Bounded, Numbering, OnPolicy, Schedule, check_whole
+from conduit.core.semantics import Bounded, Numbering, OnPolicy, Schedule
 from conduit.core.snapshot import Snapshot, StoredRows
 from conduit.core.table import MAIN, LiveTable, Table
+from conduit.core.whole import check_whole
 from conduit.errors import (
     CancelledError,
     CapacityError,
@@ -47,10 +48,13 @@ from conduit.ports import Actor, Learner, PathIn, PathOut
 from conduit.roster import ActorRoster, Roster
 from conduit.settings import Settings
 from conduit.topology.endpoint import Endpoint
-from conduit.wiring import wire
+from conduit.wiring import Wiring, wire
 
 CLOSING_S = 1.0
 """How long `close()` waits for the operators' threads."""
+
+MOST_LANES = 1 << 24
+"""Of an actor: more, and what is kept of each would be too much before it is noticed."""
 
 _ON_DEMAND = 1
 """The stream of draws that `sample` uses, apart from the learners' batches."""
@@ -71,7 +75,7 @@ class Store:
     - `ingestion`, `delivery`: hooks, in the order in which they run (paper Fig. 8).
     - `placement`: "auto" (pageable host), an endpoint or several with equal shares, by name ("pageable", "device:3"), or a
       `Placement` with shares. `budgets`: bytes by tier, {"pageable": "24GiB"}, a device's for each device. `disk`: the folder of
-      rows that are placed on "disk" (by default $CONDUIT_DISK, or the folder for temporary files).
+      rows that are placed on "disk", made if need be (by default $CONDUIT_DISK, or the folder for temporary files).
     - `schedule`: None runs everything in line. `exact`: every batch is drawn at its pull, after the latest priorities.
     - `inbox_units`: how many pushes may wait for an overlapped ingestion (64, or 4 · g_ing if that is more); `when_full`:
       whether one more blocks or is dropped and counted.
@@ -115,7 +119,7 @@ class Store:
         timeout_s: float = 60.0,
         clock: Clock | None = None,
     ) -> None:
-        self._settings = Settings(
+        settings = Settings(
             backend=backend if isinstance(backend, str) else None,
             mode=mode,
             batch_size=batch_size,
@@ -138,15 +142,10 @@ class Store:
             timeout_s=timeout_s,
             budgets=budgets,
         )
-        self._wiring = wiring = wire(
-            self._settings,
-            backend=backend,
-            ingestion=ingestion,
-            delivery=delivery,
-            placement=placement,
-            disk=disk,
-            clock=clock,
-        )
+        self._open(settings, wire(settings, backend, ingestion, delivery, placement, disk, clock))
+
+    def _open(self, settings: Settings, wiring: Wiring) -> None:
+        self._settings, self._wiring = settings, wiring
         self._clock, self._halt, self._ledger, self._order = wiring.clock, wiring.halt, wiring.ledger, wiring.order
         self._backend, self._buffer, self._rollout = wiring.backend, wiring.buffer, wiring.rollout
         self._semantics, self._schedule = wiring.semantics, wiring.schedule
@@ -159,7 +158,6 @@ class Store:
         self._on_demand_paths: dict[tuple[str, Target], PathOut] = {}
         self._asking: set[Learner] = set()
         """Those that `sample` made, while they wait."""
-        self._stale_rows = 0
         self._saver = Saver(wiring.kept)
         self._saving = self._halt.condition("saves")
         self._is_saving = False
@@ -175,7 +173,7 @@ class Store:
 
     def actor(self, lanes: int = 1) -> Actor:
         """A new producer with `lanes` lanes."""
-        check_whole("actor(lanes=…)", lanes)
+        check_whole("lanes", lanes, most=MOST_LANES, of="actor")
         self._halt.check()
         with self._ports:
             who = ActorLanes(*self._actors.claim(lanes), Waiters(self._halt))
@@ -262,8 +260,9 @@ class Store:
             self._asking.discard(asker)
 
     def cancel(self) -> int:
-        """Ends the calls of `sample` that wait, with CancelledError. Returns how many. (Actors and learners have a `cancel` of their own.)"""
-        return sum(asker.cancel() for asker in list(self._asking))
+        """Ends every push, pull and `sample` that waits, with CancelledError: nothing of them was taken, and the store goes on. Returns
+        how many. (`Actor.cancel` and `Learner.cancel` end their own.)"""
+        return sum(each.cancel() for each in (*list(self._pushers), *self._learners, *list(self._asking)))
 
     # What the trainer tells the store
 
@@ -315,7 +314,7 @@ class Store:
             # No deadline: the version is counted, and what is ahead ends by itself.
             with self._order.serve(turn, None, _why_ingesting), self._order.changed:
                 stale = self._buffer.older_than(version - self._semantics.max_staleness)
-                self._stale_rows += self._wiring.tables[MAIN].exclude(stale)
+                self._rollout.stale_rows += self._wiring.tables[MAIN].exclude(stale)
                 self._wiring.admission.changed()
             return version
 
@@ -351,9 +350,9 @@ class Store:
     def read(self, first: int = 0, most: int | None = None) -> StoredRows:
         """The next `most` live rows (by default all) from key `first` on, as they are stored, in host memory of their own. SchemaError
         before the first row."""
-        check_whole("read(first)", first + 1)
+        check_whole("first", first, 0, of="read")
         count = self._buffer.capacity if most is None else most
-        check_whole("read(most)", count)
+        check_whole("most", count, of="read")
         self._halt.check()
         with self._turn():
             snapshot = Snapshot(self._buffer, self._backend, first, count)
@@ -364,7 +363,7 @@ class Store:
     def save(self, path: str | PathLike[str], *, overwrite: bool = False, timeout_s: float | None = None) -> Saved:
         """Writes a checkpoint into the folder `path`: rows, priorities, links, counters, open lanes, and batches that are staged, as
         they are after all that was pushed, drawn and updated before this call. Again into the same folder, it writes only
-        the rows that came since, beside what is kept of each row (some 10 to 30 bytes).
+        the rows that came since, beside what is kept of each row (some 10 to 40 bytes).
 
         Pushes and pulls go on meanwhile; at the end they wait until what changed during the save has been copied in memory
         (`Saved.paused_s`). The folder has the last whole checkpoint at any time, whatever happens to this process.
@@ -378,9 +377,7 @@ class Store:
             self._is_saving = True
         try:
             content = {"settings": self._settings.pack(), "hooks": list(self._wiring.hook_names)}
-            return self._saver.save(
-                Archive(path), content, lambda: self._ports_state(deadline_s), overwrite, deadline_s
-            )
+            return self._saver.save(Archive(path), content, self._ports_state, overwrite, deadline_s)
         finally:
             with self._saving:
                 self._is_saving = False
@@ -414,7 +411,8 @@ class Store:
         a CheckpointWarning and `info()["restored"]` tell; draws go on exactly only with an equal one.
         `lanes`: "cut", since environments usually begin anew, ends every open lane; "continue" is for those that go on where they were: make
         the actors that weren't closed again then, in the same order. Learners of the same rank and world go on with the next batch, staged ones first.
-        `example`: a row of the form that was pushed, needed only where rows nest in nodes other than dicts, lists and tuples.
+        `example`: rows of the form that was pushed, leaves (n, *shape), needed only where they nest in nodes other than dicts, lists and
+        tuples; SchemaError names the leaf that isn't as it was. `tables`: of the same names and `max_times_sampled`.
 
         CheckpointError for what is no whole checkpoint, or one of a newer Conduit; SettingError for what must be given again."""
         if lanes not in ("cut", "continue"):
@@ -427,34 +425,16 @@ class Store:
             )
             chosen = settings.backend if backend is None else backend
             assert chosen is not None
-            store = cls(
-                backend=chosen,
-                mode=settings.mode,
-                batch_size=settings.batch_size,
+            settings = replace(
+                settings,
+                backend=chosen if isinstance(chosen, str) else None,
                 capacity=settings.capacity if capacity is None else capacity,
-                rollout_unit=settings.rollout_unit,
-                epochs=settings.epochs,
-                max_staleness=settings.max_staleness,
-                sampler=settings.sampler,
-                max_times_sampled=settings.max_times_sampled,
-                limiter=settings.limiter,
-                tables=settings.tables,
-                remover=settings.remover,
-                item=settings.item,
-                derive=settings.derive,
-                seed=settings.seed,
-                ingestion=ingestion,
-                delivery=delivery,
-                placement=placement,
                 budgets=settings.budgets if budgets is None else budgets,
-                disk=disk,
                 schedule=settings.schedule if schedule is None else schedule,
-                exact=settings.exact,
-                inbox_units=settings.inbox_units,
-                when_full=settings.when_full,
                 timeout_s=settings.timeout_s if timeout_s is None else timeout_s,
-                clock=clock,
             )
+            store = cls.__new__(cls)
+            store._open(settings, wire(settings, chosen, ingestion, delivery, placement, disk, clock))
             try:
                 store._take_up(loader, archive, lanes == "continue", example)
             except BaseException:
@@ -523,7 +503,8 @@ class Store:
         return "\n".join(lines)
 
     def info(self) -> dict[str, Any]:
-        """Counters and settings, as plain values."""
+        """Counters and settings, as plain values. A table's `inserted` and `sampled` are what its limiter goes by: without what was
+        pushed and drawn while preloading."""
         schema, tables = self._buffer.schema, self._wiring.tables
         told = [each for each in self._wiring.priorities.values() if each is not None]
         return {
@@ -534,7 +515,8 @@ class Store:
             "drawable_rows": tables[MAIN].size(self._buffer.window),
             "inserted": self._buffer.inserted,
             "dropped_rows": self._rollout.dropped_rows,
-            "stale_rows": self._stale_rows,
+            "stale_rows": self._rollout.stale_rows,
+            "unfinished_groups": None if self._buffer.lineage is None else self._buffer.lineage.unfinished_groups,
             "version": self.version,
             "row_bytes": schema.row_bytes if schema else None,
             "schema": str(schema) if schema else None,
@@ -567,16 +549,17 @@ class Store:
     ) -> None:
         self.close()
 
-    def _ports_state(self, deadline_s: float) -> dict[str, Any]:
-        """In a turn: what a checkpoint keeps of the ports."""
+    def _ports_state(self) -> tuple[dict[str, Any], Callable[[float], None]]:
+        """In a turn: what a checkpoint keeps of the ports, and what makes it whole when the turn is over."""
         told = {name: [each.applied, each.stale] for name, each in self._wiring.priorities.items() if each is not None}
-        return {
+        learners, finish = self._learners.state(exchange.to_numpy)
+        state = {
             "actors": self._actors.state(),
             "on_demand": self._on_demand,
-            "stale_rows": self._stale_rows,
             "priorities": told,
-            "learners": self._learners.state(lambda each: each.state(exchange.to_numpy, deadline_s)),
+            "learners": learners,
         }
+        return state, finish
 
     def _take_up(self, loader: Loader, archive: Archive, goes_on: bool, example: Tree) -> None:
         """Goes on from a checkpoint, in a store that was just made."""
@@ -593,7 +576,7 @@ class Store:
         self._saver.knows(archive, loader.known)
         if goes_on:
             self._actors.load(ports["actors"])
-        self._on_demand, self._stale_rows = ports["on_demand"], ports["stale_rows"]
+        self._on_demand = ports["on_demand"]
         for name, (applied, stale) in ports["priorities"].items():
             told = self._wiring.priorities.get(name)
             if told is not None:
@@ -604,7 +587,7 @@ class Store:
             warnings.warn(
                 f"{archive.path}: capacity={self._buffer.capacity} has no room for the {dropped} oldest rows of the checkpoint; they were left out",
                 CheckpointWarning,
-                stacklevel=3,
+                stacklevel=5,
             )
 
     def _table_info(self, live: LiveTable) -> dict[str, Any]:
@@ -614,6 +597,7 @@ class Store:
             "sampler": str(live.settings.sampler),
             "limiter": None if live.limiter is None else str(live.limiter),
             "max_times_sampled": live.settings.max_times_sampled,
+            "prioritized": self._wiring.priorities[live.name] is not None,
             "drawable_rows": at.size,
             "inserted": at.inserted,
             "sampled": at.sampled,

@@ -29,7 +29,7 @@ from conduit.core.priorities import Priorities
 from conduit.core.recipe import Recipe
 from conduit.core.rollout import OffPolicyRollout
 from conduit.core.sampling import DrawStream
-from conduit.core.semantics import Drawing, Numbering, OnPolicy, Schedule, Semantics, semantics_of
+from conduit.core.semantics import Numbering, OnPolicy, Schedule, Semantics
 from conduit.core.signature import Signature
 from conduit.core.staging import Inbox, Outbox
 from conduit.core.table import REMOVER, LiveTable, Table
@@ -116,7 +116,6 @@ class Wiring:
 
 def wire(
     settings: Settings,
-    *,
     backend: str | Backend[Any],
     ingestion: Sequence[Hook],
     delivery: Sequence[Hook],
@@ -130,18 +129,7 @@ def wire(
     check_timeout(settings.timeout_s)
     made = backends.load(backend, disk)
     recipe = Recipe(settings.item or Row(), {} if settings.derive is None else settings.derive)
-    semantics = semantics_of(
-        settings.mode,
-        capacity=settings.capacity,
-        batch_size=settings.batch_size,
-        rollout_unit=settings.rollout_unit,
-        epochs=settings.epochs,
-        max_staleness=settings.max_staleness,
-        drawing=Drawing(
-            settings.sampler, settings.max_times_sampled, settings.limiter, settings.tables, settings.remover
-        ),
-        exact=settings.exact,
-    )
+    semantics = settings.semantics()
     _check_recipe(recipe, semantics)
     schedule = semantics.resolve(settings.schedule)
     hooks = {"ingestion": check_chain(ingestion, "ingestion"), "delivery": check_chain(delivery, "delivery")}
@@ -168,7 +156,17 @@ def wire(
     # What one invocation of delivery prepares is drawn at once.
     together = 1 if isinstance(semantics, OnPolicy) else int(schedule.g_del or 1)
     tables = {
-        name: LiveTable(name, table, semantics.capacity, semantics.batch_size, seed, buffer.starts, in_order, together)
+        name: LiveTable(
+            name,
+            table,
+            semantics.capacity,
+            semantics.batch_size,
+            seed,
+            buffer.starts,
+            in_order,
+            together,
+            buffer.oldest_waiting,
+        )
         for name, table in semantics.tables.items()
     }
     told = [*tables.values(), *(() if remover is None else (remover,))]

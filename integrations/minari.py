@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ except ImportError as error:
 
 Space = spaces.Space[Any]
 Env = gymnasium.Env[Any, Any]
+_SET_HERE = ("dataset_id", "buffer", "env", "observation_space", "action_space", "jpeg_encoding")
+"""Arguments of Minari's that `export` sets."""
 
 
 def push(
@@ -57,6 +60,8 @@ def push(
     `obs_dtype`: of floating observations, `action_dtype`: of actions, `reward_dtype`: of rewards; None keeps what the dataset has,
     mostly float64 and int64, which JAX can't hold. Casts within a kind only, so no fraction is lost: SchemaError otherwise, and for
     Text spaces."""
+    if not isinstance(dataset, MinariDataset):
+        raise SettingError(f"push(dataset={dataset!r}): expected a Minari dataset, such as minari.load_dataset(…)")
     taken = 0
     for episode in dataset.iterate_episodes():
         where = f"episode {episode.id} of {dataset.spec.dataset_id}"
@@ -109,6 +114,7 @@ def export(
     SettingError where the store doesn't link rows, for a dataset that exists already or an id that isn't one; SchemaError for
     leaves that are missing or don't fit the spaces; nothing is written then."""
     _check_id(dataset_id)
+    _check_metadata({} if metadata is None else metadata)
     observation_space, action_space = _spaces(env, observation_space, action_space)
     arrays = to_arrays(store)
     if not arrays.linked:
@@ -215,7 +221,10 @@ def _arrays(tree: Tree, where: str) -> Tree:
 def _cast(tree: Tree, wanted: DTypeLike | None, where: str, floats_only: bool = False) -> Tree:
     if wanted is None:
         return tree
-    dtype = np.dtype(wanted)
+    try:
+        dtype = np.dtype(wanted)
+    except (TypeError, ValueError):
+        raise SettingError(f"{where}={wanted!r}: expected a NumPy dtype, or None for what the dataset has") from None
 
     def cast(leaf: NDArray[Any]) -> NDArray[Any]:
         if floats_only and leaf.dtype.kind != "f":
@@ -240,6 +249,14 @@ def _check_id(dataset_id: str) -> None:
     if get_dataset_path(dataset_id).exists():
         raise SettingError(
             f"export(dataset_id={dataset_id!r}): there is such a dataset already; expected another name or version"
+        )
+
+
+def _check_metadata(metadata: Any) -> None:
+    known = [name for name in inspect.signature(create_dataset_from_buffers).parameters if name not in _SET_HERE]
+    if not isinstance(metadata, Mapping) or not set(metadata) <= set(known):
+        raise SettingError(
+            f"export(metadata={metadata!r}): expected a dict of some of Minari's arguments {', '.join(known)}"
         )
 
 

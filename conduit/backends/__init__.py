@@ -23,9 +23,13 @@ def load(backend: str | Backend[Any], disk: str | os.PathLike[str] | None = None
     UnknownBackendError lists the names there are; MissingExtraError names the extra that brings the framework; SettingError
     says why the folder can't be used, or that a backend which was made already has one.
     """
-    if backend is None or isinstance(backend, type):
-        raise UnknownBackendError(f"backend={backend!r}: expected one of {', '.join(_HOMES)}, or a Backend of your own")
     if not isinstance(backend, str):
+        lacks = [name for name in vars(Backend) if not name.startswith("_") and not hasattr(backend, name)]
+        if isinstance(backend, type) or lacks:
+            what = f": it has no {', '.join(lacks)}" if lacks else ""
+            raise UnknownBackendError(
+                f"backend={backend!r}: expected one of {', '.join(_HOMES)}, or a Backend of your own{what}"
+            )
         if disk is not None:
             raise SettingError(
                 f"disk={disk!r}: a backend that was made already has its folder; give it when you make it"

@@ -13,7 +13,6 @@ import ctypes
 import functools
 import mmap
 import os
-import resource
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -53,20 +52,24 @@ class Disk:
         self._absent = False
         """Whether rows of the last batch weren't in memory."""
         if folder is not None:
-            assert self.folder
+            _ = self.folder
 
     @functools.cached_property
     def folder(self) -> Path:
-        """SettingError unless files can be made in it, on something that isn't memory."""
+        """It and its parents are made if need be. SettingError unless files can be made in it, on something that isn't memory."""
         folder, named = _chosen(self._named)
         would_do = f"Name a folder on a disk that can be written to, by Store(disk=…) or {VARIABLE}"
-        if not folder.is_dir():
-            raise SettingError(f"{named} is no folder: make it. {would_do}")
-        if kind := _memory_file_system(folder):
+        if not hasattr(os, "posix_fallocate"):
+            raise SettingError(f"{named}: rows on disk need Linux, since a file's room can't be taken beforehand here")
+        there = next((at for at in (folder, *folder.parents) if os.path.exists(at)), folder)
+        if not os.path.isdir(there):
+            raise SettingError(f"{named}: {str(there)!r} is no folder. {would_do}")
+        if kind := _memory_file_system(there):
             raise SettingError(
                 f"{named} lies in memory ({kind}), so that rows there would take as much of it as pageable ones. {would_do}"
             )
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             raise SettingError(f"{named}: no file can be made there ({error}). {would_do}") from error
@@ -171,14 +174,23 @@ def _address(array: Array) -> int:
 
 
 def _sectors_read() -> int:
-    """How many the calling thread had to fetch so far, asked for or waited for."""
+    """How many the calling thread had to fetch so far, asked for or waited for; 0 where the kernel doesn't count by thread."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    if not hasattr(resource, "RUSAGE_THREAD"):
+        return 0
     return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
 
 
 def _chosen(named: str | os.PathLike[str] | None) -> tuple[Path, str]:
-    """The folder, and what to call it in an error."""
+    """The folder, and what to call it in an error. SettingError for what can't be a folder's name."""
     if named is not None:
-        return Path(named), f"disk={os.fspath(named)!r}"
+        name = named if isinstance(named, str) else os.fspath(named) if isinstance(named, os.PathLike) else None
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise SettingError(f"disk={named!r}: expected the name of a folder")
+        return Path(name), f"disk={name!r}"
     if folder := os.environ.get(VARIABLE):
         return Path(folder), f"{VARIABLE}={folder!r}"
     folder = Path(tempfile.gettempdir())

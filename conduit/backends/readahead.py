@@ -28,6 +28,8 @@ def will_need(columns: Sequence[Array], index: RowIndex) -> bool:
     make it."""
     if not columns or not index.size:
         return True
+    if not hasattr(os, "pidfd_open"):
+        return False
     ranges = np.concatenate([_pages(column, index) for column in columns])
     try:
         process = os.pidfd_open(os.getpid())

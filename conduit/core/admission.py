@@ -85,10 +85,10 @@ class Admission:
         for table in self._tables:
             table.came(rows)
 
-    def settled(self, rows: int) -> None:
-        """So many rows of those that were taken are in the buffer, or lost."""
+    def settled(self, rows: int, held: int) -> None:
+        """So many rows of those that were taken are in the buffer or lost, but for those that hooks hold by now, `held` in all."""
         for table in self._tables:
-            table.counters.pending -= rows
+            table.settled(rows, held)
         self.changed()
 
     def changed(self) -> None:

@@ -6,7 +6,6 @@ manifest names are what a killed writer left; the next one to succeed removes th
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,7 +62,14 @@ class Archive:
     """The checkpoint in the folder `path`, which need not be there yet. A value: opens and holds nothing itself."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(os.fsdecode(path))
+        """CheckpointError for what can't be the name of a folder. Links in it are followed, once: here."""
+        try:
+            name = os.fsdecode(path)
+            self.path = os.path.realpath(name)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"path={path!r}: expected the name of a folder ({error})") from None
+        if not name or "\0" in name:
+            raise CheckpointError(f"path={path!r}: expected the name of a folder")
 
     def open(self) -> Reading:
         """The present checkpoint, its manifest checked and all its files there with their sizes; no data is read yet.
@@ -95,10 +101,11 @@ class Archive:
         `overwrite`, and never what isn't a checkpoint. CheckpointError otherwise, or while someone else writes: then nothing was written."""
         if not isinstance(owner, str) or not owner:
             raise CheckpointError(f"owner={owner!r}: expected a name")
+        fcntl = _fcntl(self.path)
         self._admit(owner, generation, overwrite)
         with os_says("make the folder", self.path):
             make_folder(self.path)
-        with self._locked():
+        with self._locked(fcntl):
             present = self._admit(owner, generation, overwrite)
             next_generation = 1 if present is None else present.generation + 1
             mine = present is not None and (present.owner, present.generation) == (owner, generation)
@@ -121,8 +128,8 @@ class Archive:
                 )
             if generation is not None and not overwrite:
                 raise CheckpointError(
-                    f"{self.path} holds no checkpoint; {owner!r} expected its generation {generation} there. {nothing}, "
-                    f"or all of it anew with overwrite=True"
+                    f"{self.path} holds no checkpoint any more; its generation {generation} was saved there. {nothing}, or all of it anew with "
+                    "overwrite=True"
                 )
             return None
         try:
@@ -135,15 +142,14 @@ class Archive:
                 f"{error}. {nothing}{', or replace it with overwrite=True' if ours else ''}"
             ) from error
         if not overwrite and (present.owner, present.generation) != (owner, generation):
-            expected = "no checkpoint" if generation is None else f"its generation {generation}"
             raise CheckpointError(
-                f"{self.path} holds generation {present.generation} of {present.owner!r}; {owner!r} expected {expected} there. "
-                f"{nothing}, replace it with overwrite=True, or restore from it first and go on from there"
+                f"{self.path} holds {_not_yours(present, owner, generation)}. {nothing}, replace it with overwrite=True, or restore from it "
+                "first and go on from there"
             )
         return present
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, fcntl: Any) -> Iterator[None]:
         path = os.path.join(self.path, LOCK)
         with os_says("lock the folder", path):
             lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -231,7 +237,7 @@ class Writer:
         """A file of the owner's last checkpoint is part of this one too. CheckpointError if it isn't there."""
         self._check_unfinished()
         if name not in self.present:
-            raise CheckpointError(f"{self.path}: the last checkpoint of {self.owner!r} has no file {name!r} to keep")
+            raise CheckpointError(f"{self.path}: the last checkpoint has no file {name!r} to keep")
         entry = self.present[name]
         path = os.path.join(self.path, name)
         with os_says("keep it", path):
@@ -281,6 +287,28 @@ class Writer:
             raise CheckpointError(
                 f"{self.path}: this writer of generation {self.generation} is done; the next one needs a new writer"
             )
+
+
+def _fcntl(path: str) -> Any:
+    """The module that locks folders. Windows has none."""
+    try:
+        import fcntl
+    except ImportError as error:
+        raise CheckpointError(
+            f"{path}: checkpoints are written only where a folder can be locked, on Linux and macOS; they can be read anywhere. "
+            "Nothing was written"
+        ) from error
+    return fcntl
+
+
+def _not_yours(present: Manifest, owner: str, generation: int | None) -> str:
+    """Whose checkpoint it is instead of `owner`'s of this generation."""
+    if present.owner != owner:
+        return f"another store's checkpoint, of generation {present.generation}"
+    expected = "one that this store saved" if generation is None else f"generation {generation}"
+    since = generation is None or present.generation > generation
+    what = "somebody restored from it and has saved since" if since else "somebody put an older one in its place"
+    return f"generation {present.generation} of this store's checkpoint, and not {expected}: {what}"
 
 
 def _check_sizes(reading: Reading) -> Reading:

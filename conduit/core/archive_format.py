@@ -5,7 +5,6 @@ errors was a full disk, and its NumPy side knows no 8-bit floats. What is writte
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
 import re
@@ -251,6 +250,9 @@ def _checksum(rest: Mapping[str, Any]) -> int:
 
 
 def _own_version() -> str:
+    # Takes 20 ms to import, of which only checkpoints have any use.
+    import importlib.metadata
+
     try:
         return importlib.metadata.version("conduit-rl")
     except importlib.metadata.PackageNotFoundError:

@@ -30,6 +30,7 @@ class SampleInfo:
         "keys",
         "number",
         "priority_lag",
+        "store_version",
         "table_size",
         "times_sampled",
     )
@@ -45,6 +46,7 @@ class SampleInfo:
         probability: float | NDArray[np.float64],
         priority: float | NDArray[np.float64],
         policy_version: NDArray[np.int64],
+        store_version: int,
         weight: Any,
         mask: Any = None,
         times_sampled: NDArray[np.int64] | None = None,
@@ -65,6 +67,8 @@ class SampleInfo:
         self.priority_lag = priority_lag
         """How many batches this learner had been handed, or was about to be, whose priority updates the draw could not know; 0
         when drawn at the pull."""
+        self.store_version = store_version
+        """The store's policy version at the time of the draw."""
         self._probability = probability
         self._priority = priority
         self._policy_version = policy_version
@@ -109,6 +113,11 @@ class SampleInfo:
     def policy_version(self) -> NDArray[np.int64]:
         """The policy version that made the row."""
         return self._policy_version
+
+    @property
+    def version_lag(self) -> NDArray[np.int64]:
+        """How many policy versions the row was behind the store's at the time of the draw."""
+        return self.store_version - self._policy_version
 
     def plain(self, to_numpy: Callable[[Any], NDArray[Any]]) -> dict[str, Any]:
         """What this was made of, as numbers and NumPy arrays of its own; None, or True for a mask, what would be made when asked for."""

@@ -33,7 +33,6 @@ from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
 Keys = NDArray[np.int64]
 
-
 _QUICK_BYTES = 1 << 17
 """Batches of rows up to this size are gathered in the turn of their draw: writers wait some 30 µs, less than leases cost."""
 _NONE: Keys = np.zeros(0, np.int64)
@@ -173,6 +172,10 @@ class ExperienceBuffer:
         self._window = Window(first, stop + count)
         return [Written(stop + lost, count - lost, admitted, excluded)]
 
+    def oldest_waiting(self) -> int | None:
+        """The oldest live row that may become drawable when others come; None if there is none."""
+        return None if self.lineage is None else self.lineage.oldest_waiting()
+
     def cut(self, lanes: Sequence[int]) -> Keys:
         """What comes in these lanes doesn't follow what came. Returns rows that can be drawn since."""
         return _NONE if self.lineage is None else self.lineage.cut(lanes)
@@ -206,7 +209,8 @@ class ExperienceBuffer:
         return self._versions.of(keys) if self._places is None else self._places.versions_at(keys)
 
     def keys_from(self, first: int, most: int) -> Keys:
-        """The keys of the next `most` live rows from `first` on."""
+        """The keys of the next `most` live rows from `first` on, however large these numbers are."""
+        first, most = min(first, self.inserted), min(most, self.capacity)
         if self._places is not None:
             return self._places.keys_from(first, most)
         low = max(first, self._window.first)

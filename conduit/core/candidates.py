@@ -88,6 +88,17 @@ class Candidates:
         """Which of its episode's possible starts each lane's last one is; -1: it has none."""
         return (places - 1) // self._needs.period
 
+    def oldest_waiting(self, places: NDArray[np.int64], live_from: int) -> int | None:
+        """The oldest live start that may yet become drawable; None if there is none. `places`: by lane, the place that its next row
+        has in the episode."""
+        period = self._needs.period
+        first = np.maximum(0, places + 1 - self._lag - self._needs.ahead)
+        start = -(-first // period)
+        (lanes,) = np.nonzero(start * period < places)
+        keys = self._starts[lanes, start[lanes] % self._width]
+        keys = keys[keys >= live_from]
+        return int(keys.min()) if len(keys) else None
+
     def _note(self, lanes: NDArray[np.int64], places: NDArray[np.int64], keys: Keys) -> None:
         period = self._needs.period
         if period > 1:

@@ -68,6 +68,11 @@ class IngestionChain:
         self._lanes.load(state["lanes"])
         self._held = list(state["held"])
 
+    @property
+    def held_rows(self) -> int:
+        """How many rows that came are held until others do."""
+        return len(self._lanes) + sum(len(rows) for rows in self._held)
+
     def process(self, group: Group) -> list[Rows | Cut]:
         """What is to be stored of a group, and which lanes are cut, in order. Groups must come in the order in which they
         were sealed."""

@@ -46,6 +46,8 @@ class Leaves:
     arrays: Mapping[str, Any]
 
 
+_EXAMPLE = "restore(example=…)"
+
 _STATE = Packer((Rows, Cut, End, Leaves))
 
 
@@ -105,11 +107,12 @@ class Saver:
         self,
         archive: Archive,
         content: Mapping[str, Any],
-        ports: Callable[[], Mapping[str, Any]],
+        ports: Callable[[], tuple[Mapping[str, Any], Callable[[float], None]]],
         overwrite: bool,
         deadline_s: float,
     ) -> Saved:
-        """`content`: what else the manifest says, as JSON. `ports`: called in the turn; the state of what is above the core."""
+        """`content`: what else the manifest says, as JSON. `ports`: called in the turn; the state of what is above the core,
+        and what makes it whole when the turn is over."""
         known = self._known.get(archive.path)
         generation = None if known is None else known.generation
         parts, writer = self.parts, None
@@ -151,7 +154,11 @@ class Saver:
         )
 
     def _freeze(
-        self, rows: Series, finals: Series, ports: Callable[[], Mapping[str, Any]], deadline_s: float
+        self,
+        rows: Series,
+        finals: Series,
+        ports: Callable[[], tuple[Mapping[str, Any], Callable[[float], None]]],
+        deadline_s: float,
     ) -> tuple[dict[str, Any], int, float]:
         """In one turn: copies of all that isn't written yet; how many rows there are, and how long the turn took."""
         parts = self.parts
@@ -163,6 +170,7 @@ class Saver:
             buffer = parts.buffer
             rows.rest()
             finals.rest()
+            ports_state, finish = ports()
             state = {
                 "rollout": _kept(rollout),
                 "chain": _kept(parts.ingestion.held()),
@@ -170,9 +178,11 @@ class Saver:
                 "buffer": buffer.state(),
                 "push_schema": _schema_state(parts.signature.schema),
                 "stored_schema": _schema_state(buffer.schema),
-                "ports": ports(),
+                "ports": ports_state,
             }
-            return state, len(buffer), parts.halt.clock.now() - began_s
+            live, paused_s = len(buffer), parts.halt.clock.now() - began_s
+        finish(deadline_s)
+        return state, live, paused_s
 
 
 class Loader:
@@ -202,9 +212,13 @@ class Loader:
         """Brings everything into `parts`, and returns how many rows had no room. `left`: lanes whose actors have left since; None:
         they go on."""
         state = self.state
+        if example is not None:
+            example = parts.signature.check(example, _EXAMPLE)
         pushed = _schema(state["push_schema"], example, "pushed rows")
         if pushed is not None:
             parts.signature.fix(pushed)
+            if example is not None:
+                parts.signature.check(example, _EXAMPLE)
         stored = _schema(state["stored_schema"], example, "stored rows")
         dropped = 0
         if stored is not None:
@@ -318,12 +332,12 @@ def _schema(state: Mapping[str, Any] | None, example: Tree, what: str) -> Schema
         return Schema.named(fields, state["tree"][0])
     if example is None:
         raise SchemaError(
-            f"the checkpoint's {what} nest in nodes of your own (leaves {', '.join(fields)}): give restore(example=) a row, or rows, of "
-            "that form"
+            f"the checkpoint's {what} nest in nodes of your own (leaves {', '.join(fields)}): give restore(example=) rows of that form, "
+            "leaves (n, *shape)"
         )
-    given = Schema.infer(example, "example")
+    given = Schema.infer(example, _EXAMPLE)
     if set(given.fields) != set(fields):
         raise SchemaError(
-            f"example has the leaves {', '.join(given.fields)}; the checkpoint's {what} have {', '.join(fields)}"
+            f"{_EXAMPLE} has the leaves {', '.join(given.fields)}; the checkpoint's {what} have {', '.join(fields)}"
         )
     return Schema({path: fields[path] for path in given.fields}, given.structure)

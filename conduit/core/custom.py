@@ -1,36 +1,48 @@
-"""A sampler of the user's own at work: what it gives is checked, and what it raises says whose it is."""
+"""Samplers and limiters of the user's own at work: what they give is checked, and what they raise says whose it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conduit.core.limiter import Counters, Limiter
 from conduit.core.ring import Window
 from conduit.core.sampling import Draw, Sampler, Sampling, State
 from conduit.core.starts import Starts
-from conduit.errors import SamplerError
+from conduit.errors import SamplerError, SettingError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Keys = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+_PROMISED = tuple(name for name in vars(Sampler) if not name.startswith("_"))
+"""What a sampler at work has."""
 
-def is_custom(sampling: Sampling) -> bool:
+
+def is_custom(asked: Sampling | Limiter) -> bool:
     """Whether it isn't one of Conduit's, which are tested already."""
-    return type(sampling).__module__.partition(".")[0] != "conduit"
+    return type(asked).__module__.partition(".")[0] != "conduit"
 
 
 class CustomSampler:
     """Passes everything on to another sampler. SamplerError for what that raises, and for a draw that isn't what it should be."""
 
-    def __init__(self, sampling: Sampling, sampler: Sampler, table: str, starts: Starts | None) -> None:
+    def __init__(self, sampling: Sampling, sampler: Sampler, table: str, starts: Starts | None, capacity: int) -> None:
+        lacks = [name for name in _PROMISED if not hasattr(sampler, name)]
+        if lacks:
+            raise SamplerError(
+                f"{sampling!r} of table {table!r}: its start() gave {sampler!r}, which has no {', '.join(lacks)}; expected a sampler with all "
+                "that conduit.Sampler has"
+            )
         self._sampling = sampling
         self._sampler = sampler
         self._table = table
         self._starts = starts
+        self._capacity = capacity
 
     @property
     def highest_priority(self) -> float:
@@ -55,7 +67,7 @@ class CustomSampler:
     def draw(self, number: int, rows: int, window: Window, stream: int = 0) -> Draw:
         to = f"draw batch {number}"
         draw = self._ask(to, lambda: self._sampler.draw(number, rows, window, stream))
-        wrong = _what_is_wrong(draw, rows, window, self._starts)
+        wrong = _what_is_wrong(draw, rows, window, self._starts, self._capacity)
         if wrong:
             raise self._failed(to, wrong)
         return draw
@@ -81,7 +93,55 @@ class CustomSampler:
         )
 
 
-def _what_is_wrong(draw: object, rows: int, window: Window, starts: Starts | None) -> str:
+def limiter_of(asked: Limiter | None, table: str) -> Limiter | None:
+    """A table's limiter at work."""
+    return asked if asked is None or not is_custom(asked) else CustomLimiter(asked, table)
+
+
+class CustomLimiter:
+    """Passes everything on to another limiter. SettingError for what that raises."""
+
+    def __init__(self, limiter: Limiter, table: str) -> None:
+        self._limiter = limiter
+        self._table = table
+
+    def may_insert(self, rows: int, at: Counters) -> bool:
+        return self._ask("say whether a push may come", self._limiter.may_insert, rows, at)
+
+    def may_sample(self, rows: int, at: Counters) -> bool:
+        return self._ask("say whether a batch may be drawn", self._limiter.may_sample, rows, at)
+
+    def why_no_insert(self, rows: int, at: Counters, batch_size: int = 1) -> str:
+        return self._ask("say why a push is held", self._limiter.why_no_insert, rows, at, batch_size)
+
+    def why_no_sample(self, rows: int, at: Counters) -> str:
+        return self._ask("say why a draw is held", self._limiter.why_no_sample, rows, at)
+
+    def check(self, *, capacity: int, batch_size: int, max_times_sampled: int | None) -> None:
+        self._limiter.check(capacity=capacity, batch_size=batch_size, max_times_sampled=max_times_sampled)
+
+    def check_insert(self, rows: int, batch_size: int) -> None:
+        self._ask(f"check a push of {rows} rows", self._limiter.check_insert, rows, batch_size)
+
+    def check_sample(self, rows: int, push: int = 1) -> None:
+        self._ask(f"check a draw of {rows} rows", self._limiter.check_sample, rows, push)
+
+    def __str__(self) -> str:
+        return str(self._limiter)
+
+    def _ask(self, to: str, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        try:
+            return call(*args, **named)
+        except SettingError:
+            # What a limiter says of settings is its answer.
+            raise
+        except Exception as error:
+            raise SettingError(
+                f"{self._limiter!r}, the limiter of table {self._table!r}, failed to {to}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _what_is_wrong(draw: object, rows: int, window: Window, starts: Starts | None, capacity: int) -> str:
     """How a draw of `rows` rows isn't what it should be; empty if it is."""
     if not isinstance(draw, Draw):
         return f"it gave a {type(draw).__name__}; expected a Draw"
@@ -93,7 +153,7 @@ def _what_is_wrong(draw: object, rows: int, window: Window, starts: Starts | Non
     if len(dead):
         return f"row {dead[0]} isn't live; live rows are {window.first} to {window.stop - 1}"
     if starts is not None:
-        closed = keys[[key not in starts for key in keys.tolist()]]
+        closed = keys[~starts.at(keys % capacity)]
         if len(closed):
             return f"row {closed[0]} can't be drawn: it is excluded, or not admitted yet"
     if weight is not None and not (_are_numbers(weight, rows) and (weight > 0).all()):

@@ -42,7 +42,8 @@ _CHOICES = 2
 class Request:
     """Batches to draw in one turn and stage one after the other.
 
-    `lags`: the priority lag of each. `stage`: where each goes as soon as it is ready. `turn` and `drawn` are set once the
+    `lags`: the priority lag of each. `stage`: where each goes as soon as it is ready. `version`: tells the policy version whose rows
+    are being taken. `turn` and `drawn` are set once the
     request has its place in the order, and once it has been its turn."""
 
     numbers: Sequence[int]
@@ -50,6 +51,7 @@ class Request:
     rows: int
     stream: int
     stage: Callable[[int, Staged], None]
+    version: Callable[[], int]
     turn: Turn = field(init=False)
     drawn: Drawn | None = None
     read: deque[Columns[Any]] | BaseException | None = None
@@ -70,11 +72,12 @@ class Chosen:
 @dataclass(slots=True)
 class Drawn:
     """A request's batches, and the lease that keeps their rows until they have been read; None where they have been in their
-    turn."""
+    turn. `version`: the store's policy version then."""
 
     batches: Sequence[Chosen]
     frontier: int
     table_size: int
+    version: int
     lease: Lease | None
 
 
@@ -122,12 +125,13 @@ class Delivery:
         lags: Sequence[int],
         rows: int,
         stage: Callable[[int, Staged], None],
+        version: Callable[[], int],
         stream: int = 0,
         place: float = math.inf,
     ) -> Request:
         """Takes a place in the order for batches `numbers` of `rows` rows each: what was asked of the store before is
         visible to their draws, what comes later is not, unless rows are missing. `place`: see `Order.act`."""
-        request = Request(numbers, lags, rows, stream, stage)
+        request = Request(numbers, lags, rows, stream, stage, version)
         request.turn = self._order.act(
             lambda: self._draw(request),
             ready=lambda: self._missing(rows, numbers[0], len(numbers)) is None,
@@ -142,7 +146,7 @@ class Delivery:
 
     def missing(self, rows: int, number: int, batches: int = 1) -> str | None:
         """What is missing for a draw now, of so many batches together."""
-        return self._order.between_turns(lambda: self._missing(rows, number, batches), "rows are being ingested")
+        return self._order.between_turns(lambda: self._why_missing(rows, number, batches), "rows are being ingested")
 
     def submit(self, request: Request) -> None:
         """Leaves a request to the operator's thread."""
@@ -191,16 +195,17 @@ class Delivery:
         """In its turn: chooses the request's rows, and takes the lease on them or, where they are few, reads them at once."""
         buffer, table = self._buffer, self._table
         window = buffer.window
-        frontier, size = buffer.inserted - 1, table.size(window)
+        frontier, size, version = buffer.inserted - 1, table.size(window), request.version()
         batches = [self._choose(number, request, window) for number in request.numbers]
         if self._admission.limits:
             self._admission.changed()
         if self._in_line and buffer.is_quick(self._reads_to, [chosen.selection for chosen in batches]):
-            request.drawn = Drawn(batches, frontier, size, None)
+            request.drawn = Drawn(batches, frontier, size, version, None)
             self._read(request)
             return
         oldest = min(chosen.selection.oldest() for chosen in batches)
-        request.drawn = Drawn(batches, frontier, size, buffer.leases.take(oldest, lambda: self._read(request)))
+        lease = buffer.leases.take(oldest, lambda: self._read(request))
+        request.drawn = Drawn(batches, frontier, size, version, lease)
 
     def _choose(self, number: int, request: Request, window: Window) -> Chosen:
         buffer = self._buffer
@@ -222,6 +227,14 @@ class Delivery:
 
     def _missing(self, rows: int, number: int, batches: int) -> str | None:
         return self._table.missing(self._buffer.window, rows, number, batches)
+
+    def _why_missing(self, rows: int, number: int, batches: int) -> str | None:
+        """What `_missing` says, and why rows that are there won't do: this takes a look at each."""
+        lacks, buffer = self._missing(rows, number, batches), self._buffer
+        if lacks is None:
+            return None
+        groups = None if buffer.lineage is None else buffer.lineage.unfinished_groups
+        return lacks + self._table.why_few(buffer.window, rows, batches, groups)
 
     def _read(self, request: Request) -> None:
         """Reads the drawn rows, to the host where hooks wait for them. It may be a writer who runs this: what goes wrong is
@@ -284,6 +297,7 @@ class Delivery:
             probability=draw.probability,
             priority=draw.priority,
             policy_version=chosen.version,
+            store_version=drawn.version,
             weight=arrays[_WEIGHT] if _WEIGHT in extra else self._ones(len(draw.keys), np.float32),
             mask=self._mask(chosen.selection, arrays),
         )

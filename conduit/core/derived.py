@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Literal
 
+from conduit.core.whole import check_whole
 from conduit.errors import SettingError
 
 Pad = Literal["zero", "repeat"]
@@ -38,18 +38,12 @@ class Stack:
 
     def __post_init__(self) -> None:
         _check_name("Stack", self.source)
-        check_at_least("Stack", "depth", self.depth, 1)
+        check_whole("depth", self.depth, of="Stack")
         if self.pad not in PADS:
             raise SettingError(f"Stack(pad={self.pad!r}): expected one of {', '.join(map(repr, PADS))}")
 
 
 Derived = Next | Stack
-
-
-def check_at_least(kind: str, name: str, got: object, least: int) -> None:
-    """SettingError unless `got` is a whole number of at least `least`."""
-    if not isinstance(got, Integral) or isinstance(got, bool) or int(got) < least:
-        raise SettingError(f"{kind}({name}={got!r}): expected a whole number of at least {least}")
 
 
 def _check_name(kind: str, source: object) -> None:

@@ -16,6 +16,9 @@ from conduit.errors import SettingError
 
 Keys = NDArray[np.int64]
 
+_BLOCK = 1 << 16
+"""How many rows are looked at together where all are."""
+
 
 class Drawable:
     """Which live rows a sampler may draw: those that its `Starts` name; where it has none, all but those that it was told to
@@ -92,10 +95,39 @@ def short_of(rows: int, drawable: int, live: int) -> str | None:
         return None
     if drawable == live:
         return f"{live} rows are visible and a batch needs {rows}: push {rows - live} more"
-    return (
-        f"{drawable} of {live} visible rows can start an entry of a batch by now, and a batch needs {rows}: the others wait for "
-        "the rows that come after them, lack them for good, or have been drawn as often as they may. More rows would do"
-    )
+    return f"{drawable} of {live} visible rows can start an entry of a batch by now, and a batch needs {rows}"
+
+
+def why_not_drawable(live: int, *, waiting: int, unfinished_groups: int | None, spent: int, stale: int) -> str:
+    """Why some of `live` rows can't be drawn; empty where nothing is known. `unfinished_groups`: None where rows are no groups; where
+    they are, `waiting` says nothing, for only first rows can be drawn at all."""
+    if unfinished_groups is not None:
+        one = unfinished_groups == 1
+        waits = f"{unfinished_groups} {'group is' if one else 'groups are'} unfinished" if unfinished_groups else ""
+    else:
+        waits = f"{_of(waiting, live)} wait for the rows that come after them, or lack them for good" if waiting else ""
+    reasons = [
+        waits,
+        f"{_of(spent, live)} were drawn as often as they may" if spent else "",
+        f"{_of(stale, live)} are too stale" if stale else "",
+    ]
+    told = "; ".join(filter(None, reasons))
+    return f": {told}. More rows would do" if told else ""
+
+
+def count_spent(times: NDArray[np.uint32] | None, most: int | None, window: Window, starts: Starts | None) -> int:
+    """How many of `window`'s rows, of those that `starts` names if there are any, were drawn `most` times. `times`: by slot."""
+    spent = 0
+    if times is not None and most is not None:
+        for first in range(window.first, window.stop, _BLOCK):
+            slots = np.arange(first, min(first + _BLOCK, window.stop)) % len(times)
+            drawn = times.take(slots) >= most
+            spent += int(np.count_nonzero(drawn if starts is None else drawn & starts.at(slots)))
+    return spent
+
+
+def _of(rows: int, live: int) -> str:
+    return f"all {rows}" if rows == live else f"{rows}"
 
 
 def distinct(random: np.random.Generator, rows: int, count: int) -> Keys:

@@ -49,6 +49,15 @@ class Groups:
                 del unfinished[group]
         return np.array(before, np.int64), np.array(whole, np.int64)
 
+    @property
+    def unfinished(self) -> int:
+        """How many there are."""
+        return len(self._unfinished)
+
+    def oldest_waiting(self, live_from: int) -> int | None:
+        """The oldest live first row of one of them; None if there is none."""
+        return next((first for first, _, _ in self._unfinished.values() if first >= live_from), None)
+
     def state(self) -> dict[str, Any]:
         """All of it, in arrays of its own."""
         return {

@@ -145,11 +145,15 @@ class Ingestion:
 
     def load(self, held: Mapping[str, Any]) -> None:
         self._chain.load(held)
+        if self._admission.limits and self._chain.has_barrier:
+            with self._inbox.changed:
+                self._admission.settled(0, self._chain.held_rows)
 
     def _settle(self, group: Group) -> None:
         if self._admission.limits:
             with self._inbox.changed:
-                self._admission.settled(sum(len(unit) for unit in group.units if isinstance(unit, Rows)))
+                taken = sum(len(unit) for unit in group.units if isinstance(unit, Rows))
+                self._admission.settled(taken, self._chain.held_rows if self._chain.has_barrier else 0)
 
     def _publish(self, stored: Sequence[Rows | Cut]) -> None:
         for rows in stored:
@@ -157,17 +161,31 @@ class Ingestion:
                 admitted = self._buffer.cut(rows.lanes)
                 for table in self._tables if len(admitted) else ():
                     table.admit(admitted)
+                self._leave_out_stale(admitted)
             elif len(rows):
-                self._tell(self._buffer.write(rows), rows.priority)
+                self._tell(rows, self._buffer.write(rows))
 
-    def _tell(self, written: Sequence[Written], priority: NDArray[np.float64] | None) -> None:
+    def _tell(self, rows: Rows, written: Sequence[Written]) -> None:
+        priority = rows.priority
         # Of more rows than the store has room for, the first are gone.
-        done = 0 if priority is None else len(priority) - sum(run.rows for run in written)
+        done = len(rows) - sum(run.rows for run in written)
+        for table in self._tables if done else ():
+            table.lose(done)
         for run in written:
             told = None if priority is None else priority[done : done + run.rows]
             for table in self._tables:
                 table.publish(run.first, run.rows, told, run.admitted, run.excluded)
             done += run.rows
+            if self._rollout.oldest_version is not None:
+                linked = self._buffer.starts is not None
+                self._leave_out_stale(run.admitted if linked else np.arange(run.first, run.first + run.rows))
+
+    def _leave_out_stale(self, admitted: NDArray[np.int64]) -> None:
+        """Rows that became drawable only after they had become too stale: those that waited for others, here or with hooks."""
+        oldest = self._rollout.oldest_version
+        if oldest is not None and len(admitted):
+            stale = admitted[self._buffer.version_of(admitted) < oldest]
+            self._rollout.stale_rows += sum(table.exclude(stale) for table in self._tables)
 
 
 def _why_waiting() -> str:

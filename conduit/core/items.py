@@ -11,8 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from conduit.core.derived import PADS, Pad, check_at_least
+from conduit.core.derived import PADS, Pad
 from conduit.core.links import Links
+from conduit.core.whole import check_whole
 from conduit.errors import SettingError
 
 Keys = NDArray[np.int64]
@@ -131,7 +132,7 @@ class NStep:
             if not len(self.n) or self.n[0] < 1 or self.n.step < 1:
                 raise SettingError(f"NStep(n={self.n!r}): expected a range of whole numbers ≥ 1, such as range(1, 6)")
         else:
-            check_at_least("NStep", "n", self.n, 1)
+            check_whole("n", self.n, of="NStep")
         if not isinstance(self.gamma, Real) or isinstance(self.gamma, bool) or not 0 <= self.gamma <= 1:
             raise SettingError(f"NStep(gamma={self.gamma!r}): expected a number in [0, 1]")
         if not isinstance(self.reward, str):
@@ -173,10 +174,10 @@ class Sequence:
     pad: Pad | None = None
 
     def __post_init__(self) -> None:
-        check_at_least("Sequence", "length", self.length, 1)
-        check_at_least("Sequence", "period", self.period, 1)
-        check_at_least("Sequence", "burn_in", self.burn_in, 0)
-        check_at_least("Sequence", "stride", self.stride, 1)
+        check_whole("length", self.length, of="Sequence")
+        check_whole("period", self.period, of="Sequence")
+        check_whole("burn_in", self.burn_in, 0, of="Sequence")
+        check_whole("stride", self.stride, of="Sequence")
         if self.pad is not None and self.pad not in PADS:
             raise SettingError(
                 f"Sequence(pad={self.pad!r}): expected None for whole sequences only, or one of {', '.join(map(repr, PADS))}"
@@ -217,7 +218,7 @@ class Trajectory:
     multiple: int = 1
 
     def __post_init__(self) -> None:
-        check_at_least("Trajectory", "multiple", self.multiple, 1)
+        check_whole("multiple", self.multiple, of="Trajectory")
 
     @property
     def needs(self) -> Needs:
@@ -242,9 +243,11 @@ class Group:
     """`size` rows that share a value of leaf `by`, in the order in which they came, as leaves (B, size, *shape): one prompt's
     responses, whose advantages are taken relative to each other (Shao et al. 2024, "GRPO").
 
-    `by`: the path of a leaf of whole numbers, one a row, as it is stored. A group's rows may come from any actor, lane and push,
-    between those of others; ends and cuts mean nothing to it. It can be drawn once its last row is there, and is gone when its
-    first row is evicted, which `info.keys` names it by. A value that comes again after `size` rows begins another group.
+    `by`: the path of a leaf of whole numbers, one a row, as it is stored. Use an id that is new for each prompt and iteration: a group
+    that lacks rows because a rollout failed stays unfinished (`info()["unfinished_groups"]`), and would take them from the next of its
+    id. A group's rows may come from any actor, lane and push, between those of others; ends and cuts mean nothing to it. It can be
+    drawn once its last row is there, and is gone when its first row is evicted, which `info.keys` names it by. A value that comes again
+    after `size` rows begins another group.
 
     A group that loses its first row before its last one comes is never drawn, and the rows that it still gets are taken for no
     other group's; while more than 65,536 groups are unfinished, such ones are forgotten, oldest first."""
@@ -253,7 +256,7 @@ class Group:
     by: str
 
     def __post_init__(self) -> None:
-        check_at_least("Group", "size", self.size, 1)
+        check_whole("size", self.size, of="Group")
         if not isinstance(self.by, str) or not self.by:
             raise SettingError(f"Group(by={self.by!r}): expected the name of a leaf of whole numbers, such as 'prompt'")
 

@@ -25,11 +25,15 @@ class OnPolicyRollout:
         self._rows_per_group = rows_per_group
         self._needs_edges = needs_edges
         self.version = 0
-        self.dropped_rows = 0
+        self.dropped_rows = self.stale_rows = 0
         self._actors: set[int] = set()
         self._pushed: dict[int, int] = {}
         """The iteration of each actor's last rows."""
         self._begin()
+
+    @property
+    def oldest_version(self) -> int | None:
+        return None
 
     def join(self, actor: ActorLanes) -> None:
         with self._inbox.changed:

@@ -16,6 +16,7 @@ from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
+from conduit.core.whole import check_whole
 from conduit.errors import SettingError
 
 
@@ -135,16 +136,16 @@ class _Limited:
 
 @dataclass(frozen=True, slots=True)
 class MinSize(_Limited):
-    """No draw before `min_size` rows can be drawn; pushes are free."""
+    """No draw before `min_size_to_sample` rows can be drawn; pushes are free."""
 
-    min_size: int
+    min_size_to_sample: int
 
     def __post_init__(self) -> None:
-        _check_count("min_size", self.min_size)
-        _bind(self, _Bounds(1, 1, -math.inf, math.inf, int(self.min_size), 0))
+        check_whole("min_size_to_sample", self.min_size_to_sample)
+        _bind(self, _Bounds(1, 1, -math.inf, math.inf, int(self.min_size_to_sample), 0))
 
     def check(self, *, capacity: int, batch_size: int, max_times_sampled: int | None) -> None:
-        _check_fits("min_size", self.min_size, capacity, self)
+        _check_fits("min_size_to_sample", self.min_size_to_sample, capacity, self)
 
     def check_insert(self, rows: int, batch_size: int) -> None:
         pass
@@ -160,7 +161,8 @@ class SampleToInsertRatio(_Limited):
     Before `min_size_to_sample` rows can be drawn there are no draws, and pushes are free. From then on, samples_per_insert · (rows
     inserted) − (entries drawn) stays between `error_buffer` below and above samples_per_insert · min_size_to_sample, or, for an
     `error_buffer` of (min_diff, max_diff), between these. Unlike Reverb's, which lets items through one by one, it lets through
-    whole pushes and whole batches, so its error_buffer has to be wider than half of both together.
+    whole pushes and whole batches, so its error_buffer has to be wider: about (samples_per_insert · rows of a push + batch_size) / 2,
+    where an error says the least that would do.
 
     `samples_per_insert`: a number > 0, taken as it is written: 0.1 is a tenth."""
 
@@ -171,8 +173,8 @@ class SampleToInsertRatio(_Limited):
     def __post_init__(self) -> None:
         if not _is_number(self.samples_per_insert) or self.samples_per_insert <= 0:
             raise SettingError(f"samples_per_insert={self.samples_per_insert!r}: expected a finite number > 0")
-        _check_count("min_size_to_sample", self.min_size_to_sample)
-        ratio = _exact(self.samples_per_insert)
+        check_whole("min_size_to_sample", self.min_size_to_sample)
+        ratio = exact(self.samples_per_insert)
         low, high = _diffs(self.error_buffer, ratio * int(self.min_size_to_sample))
         up, down = ratio.numerator, ratio.denominator
         # The cursor takes whole numbers only, so the bounds may as well.
@@ -181,9 +183,9 @@ class SampleToInsertRatio(_Limited):
 
     def check(self, *, capacity: int, batch_size: int, max_times_sampled: int | None) -> None:
         _check_fits("min_size_to_sample", self.min_size_to_sample, capacity, self)
-        if max_times_sampled is not None and _exact(self.samples_per_insert) > max_times_sampled:
+        if max_times_sampled is not None and exact(self.samples_per_insert) > max_times_sampled:
             raise SettingError(
-                f"{self}: with max_times_sampled={max_times_sampled} no row gives {_plain(_exact(self.samples_per_insert))} "
+                f"{self}: with max_times_sampled={max_times_sampled} no row gives {_plain(exact(self.samples_per_insert))} "
                 f"entries; expected samples_per_insert of at most {max_times_sampled}, or a higher max_times_sampled"
             )
         self._check_room(1, batch_size, "")
@@ -213,13 +215,16 @@ class SampleToInsertRatio(_Limited):
 
 @dataclass(frozen=True, slots=True)
 class Queue(_Limited):
-    """At most `max_size` rows more are inserted than entries drawn, and never fewer: with `Fifo()` and max_times_sampled=1, a queue
-    that loses no row."""
+    """At most `max_size` rows more are inserted than entries drawn, and never fewer: a queue that loses no row, and so of tables with
+    max_times_sampled=1 and sampler=Fifo() only, such as `Table.queue(max_size)`. To keep pushes and draws in step where rows are drawn
+    again, use `SampleToInsertRatio`."""
 
     max_size: int
+    _setting: str = field(default="max_size", init=False, repr=False, compare=False)
+    """What the user has set it by."""
 
     def __post_init__(self) -> None:
-        _check_count("max_size", self.max_size)
+        check_whole("max_size", self.max_size)
         _bind(self, _Bounds(1, 1, 0, int(self.max_size), 0, 0))
 
     def check(self, *, capacity: int, batch_size: int, max_times_sampled: int | None) -> None:
@@ -240,8 +245,18 @@ class Queue(_Limited):
         if self._bounds.lacks(push, batch):
             raise SettingError(
                 f"{self}: a push of {_many(push, 'row')} and a batch of {_many(batch, 'entry', 'entries')} could block each other "
-                f"for good; expected a max_size of at least {push + batch - 1}"
+                f"for good; expected a {self._setting} of at least {push + batch - 1}"
             )
+
+    def __str__(self) -> str:
+        return repr(self) if self._setting == "max_size" else f"mode='bounded' with {self._setting}={self.max_size}"
+
+
+def queue_of_capacity(capacity: int) -> Queue:
+    """The queue that a store in mode "bounded" is. What it says names the store's capacity, which the user has set."""
+    queue = Queue(capacity)
+    object.__setattr__(queue, "_setting", "capacity")
+    return queue
 
 
 def _bind(limiter: _Limited, bounds: _Bounds) -> None:
@@ -255,12 +270,12 @@ def _diffs(error_buffer: float | tuple[float, ...], offset: Fraction) -> tuple[F
             raise SettingError(
                 f"error_buffer={error_buffer!r}: expected (min_diff, max_diff), two finite numbers in this order"
             )
-        return _exact(error_buffer[0]), _exact(error_buffer[1])
+        return exact(error_buffer[0]), exact(error_buffer[1])
     if not _is_number(error_buffer) or error_buffer < 0:
         raise SettingError(
             f"error_buffer={error_buffer!r}: expected a finite number ≥ 0 of entries, or (min_diff, max_diff)"
         )
-    return offset - _exact(error_buffer), offset + _exact(error_buffer)
+    return offset - exact(error_buffer), offset + exact(error_buffer)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -271,14 +286,9 @@ def _is_number(value: object) -> TypeGuard[float]:
     )
 
 
-def _exact(number: float) -> Fraction:
+def exact(number: float) -> Fraction:
     """`number` as it is written: 0.1 is a tenth, not the nearest binary fraction."""
     return Fraction(int(number)) if isinstance(number, Integral) else Fraction(repr(float(number)))
-
-
-def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
-        raise SettingError(f"{name}={value!r}: expected a whole number of rows, at least 1")
 
 
 def _check_fits(name: str, value: int, capacity: int, limiter: object) -> None:
@@ -302,4 +312,4 @@ def _plain(number: Fraction) -> str:
     if number.denominator == 1:
         return str(number.numerator)
     near = float(number)
-    return repr(near if _exact(near) >= number else math.nextafter(near, math.inf))
+    return repr(near if exact(near) >= number else math.nextafter(near, math.inf))

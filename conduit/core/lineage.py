@@ -70,6 +70,11 @@ class Lineage:
         """The leaf whose values `append` needs."""
         return self._following.by
 
+    @property
+    def unfinished_groups(self) -> int | None:
+        """How many groups lack rows that are still to come; None where rows are no groups."""
+        return None if self._groups is None else self._groups.unfinished
+
     def append(
         self, first: int, lane: NDArray[np.int64], end: NDArray[np.uint8], lost: int, by: NDArray[Any] | None = None
     ) -> Keys:
@@ -113,6 +118,12 @@ class Lineage:
                 found.append(self._close(lane, int(self._place[lane]) - 1, _CUT))
                 self._newest[lane], self._place[lane] = -1, 0
         return self._admit(np.concatenate(found))
+
+    def oldest_waiting(self) -> int | None:
+        """The oldest live row that may become drawable when others come; None if there is none."""
+        if self._groups is not None:
+            return self._groups.oldest_waiting(self.links.oldest)
+        return self._candidates.oldest_waiting(self._place, self.links.oldest)
 
     def state(self, window: Window) -> dict[str, Any]:
         """All of it, for a checkpoint, in arrays of its own. What is known of a row is told by age, or names the row by its key."""

@@ -146,11 +146,6 @@ class Order:
             self.changed.notify_all()
         return True
 
-    @property
-    def idle(self) -> bool:
-        """Whether nobody is in a turn; for a caller who holds `changed`."""
-        return self._serving is None
-
     def between_turns(self, look: Callable[[], T], otherwise: T) -> T:
         """What `look` sees while nobody is in a turn; `otherwise` if somebody is."""
         with self.changed:

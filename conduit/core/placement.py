@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from conduit.errors import CapacityError
 from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
@@ -41,7 +42,11 @@ class Placement:
         elif asked == "auto":
             placement = cls()
         else:
-            several = [asked] if isinstance(asked, str | Endpoint) else list(asked)
+            several = [asked] if isinstance(asked, str | Endpoint) else asked
+            if not isinstance(several, Sequence) or not all(isinstance(each, str | Endpoint) for each in several):
+                raise CapacityError(
+                    f"placement={asked!r}: expected 'auto', a conduit.Placement, or an endpoint or several, by value or name"
+                )
             try:
                 endpoints = tuple(Endpoint.parse(each) if isinstance(each, str) else each for each in several)
             except ValueError as error:
@@ -59,7 +64,9 @@ class Placement:
 def parse_budgets(budgets: Mapping[str, Bytes] | None) -> dict[Tier, int]:
     """Budgets in bytes by tier, from `{"pageable": "24GiB", "device": 8_000_000_000}`; a device budget is for each device."""
     parsed = {}
-    for name, size in (budgets or {}).items():
+    if budgets is not None and not isinstance(budgets, Mapping):
+        raise CapacityError(f"budgets={budgets!r}: expected a dict of tiers to sizes, such as {{'pageable': '24GiB'}}")
+    for name, size in ({} if budgets is None else budgets).items():
         try:
             parsed[Tier(name)] = parse_bytes(size)
         except (ValueError, OverflowError) as error:
@@ -74,9 +81,9 @@ def parse_bytes(size: Bytes) -> int:
     if isinstance(size, str):
         number = size.rstrip("KMGTiB ")
         size = int(float(number) * _UNITS[size[len(number) :].strip()]) if size[len(number) :].strip() in _UNITS else -1
-    if size < 0:
+    if isinstance(size, bool) or not isinstance(size, Real) or not 0 <= size < math.inf:
         raise ValueError("not a number of bytes")
-    return size
+    return int(size)
 
 
 def format_bytes(size: float) -> str:

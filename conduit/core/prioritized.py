@@ -20,6 +20,7 @@ from conduit.errors import SettingError
 Keys = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _TINY = np.finfo(np.float64).tiny
+_STOPS = "which stops a store that draws it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,15 @@ class Prioritized:
     def beta_at(self, number: int) -> float:
         if not callable(self.beta):
             return float(self.beta)
-        beta = self.beta(number)
+        try:
+            beta = self.beta(number)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise SettingError(f"Prioritized(beta=…) failed for batch {number}, {_STOPS}: {what}") from error
         if not isinstance(beta, Real) or not math.isfinite(beta):
-            raise SettingError(f"Prioritized(beta=…) gave {beta!r} for batch {number}; expected a finite number")
+            raise SettingError(
+                f"Prioritized(beta=…) gave {beta!r} for batch {number}, {_STOPS}; expected a finite number"
+            )
         return min(max(float(beta), 0.0), 1.0)
 
 

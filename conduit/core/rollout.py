@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from conduit.core.admission import Admission
 from conduit.core.episodes import Rows
 from conduit.core.experience import Tree
@@ -16,6 +19,8 @@ from conduit.core.staging import Cut, Group, Inbox
 from conduit.errors import FreshnessError, SettingError, UnitError
 
 WhenFull = Literal["block", "drop"]
+
+_FURTHEST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +38,20 @@ class Rollout(Protocol):
         """The policy version whose rows are being taken."""
         ...
 
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version whose rows are delivered; None: any are."""
+        ...
+
+    stale_rows: int
+    """Rows that were left out since they were older."""
+
     def join(self, actor: ActorLanes) -> None:
         """The actor may push from now on."""
         ...
 
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
-        """Takes one push. False if it was dropped. What the actor waits with can be cancelled."""
+        """Takes one push. False if it was dropped, or went stale while it waited. What the actor waits with can be cancelled."""
         ...
 
     def end_unit(self, actor: ActorLanes, bootstrap: Mapping[str, Tree] | None, deadline_s: float) -> None: ...
@@ -73,7 +86,8 @@ class OffPolicyRollout:
     """Every push is a unit, taken when `admission` lets it in; `units_per_group` of them make a group. When `limit` units wait
     for the operator, or a limiter says no, a push blocks and at its deadline raises, or is dropped and counted.
 
-    `max_staleness`: rows of policy versions further back are refused; None: any are taken."""
+    `max_staleness`: rows of policy versions further back are refused, and those that went that far back while they waited are left
+    out and counted; None: any are taken."""
 
     def __init__(
         self,
@@ -100,7 +114,7 @@ class OffPolicyRollout:
         self._units: list[Rows | Cut] = []
         self._torn: set[int] = set()
         self.version = 0
-        self.dropped_rows = 0
+        self.dropped_rows = self.stale_rows = 0
 
     def join(self, actor: ActorLanes) -> None:
         pass
@@ -108,6 +122,7 @@ class OffPolicyRollout:
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
         if version is not None:
             check_version(version)
+            self._check_fresh(int(version))
         rows.version = self.version if version is None else int(version)
         inbox = self._inbox
         with inbox.changed:
@@ -127,7 +142,6 @@ class OffPolicyRollout:
     def _put_limited(self, actor: ActorLanes, rows: Rows, deadline_s: float) -> bool:
         """`put` where a limiter may hold the rows. `changed` is held."""
         self._admission.check(len(rows))
-        self._check_fresh(rows)
         if self._when_full == "drop":
             # What is being ingested is waited for, but not a limiter, nor an inbox that is full.
             with actor.waiters:
@@ -141,35 +155,40 @@ class OffPolicyRollout:
                 actor.waiters,
                 lambda: self._inbox.free and self._has_room(),
                 lambda: self._why_being_ingested() if self._has_room() else self._why_full(),
-                lambda: not self._is_fresh(rows),
+                lambda: not self._is_fresh(rows.version),
             )
-        # The version may have been counted up while they waited.
-        self._check_fresh(rows)
+        if not self._is_fresh(rows.version):
+            # The version was counted up while they waited.
+            self.stale_rows += len(rows)
+            return self._leave_out(rows)
         self._admission.came(len(rows))
         self._take(rows)
         return True
 
-    def _is_fresh(self, rows: Rows) -> bool:
-        assert isinstance(rows.version, int)
-        return self._max_staleness is None or 0 <= self.version - rows.version <= self._max_staleness
+    def _is_fresh(self, version: int | NDArray[np.int64]) -> bool:
+        assert isinstance(version, int)
+        return self._max_staleness is None or 0 <= self.version - version <= self._max_staleness
 
-    def _check_fresh(self, rows: Rows) -> None:
+    def _check_fresh(self, version: int) -> None:
         most = self._max_staleness
-        if most is not None and not self._is_fresh(rows):
+        if most is not None and not self._is_fresh(version):
             raise FreshnessError(
-                f"rows of policy version {rows.version} were pushed while the version is {self.version} and max_staleness is "
+                f"rows of policy version {version} were pushed while the version is {self.version} and max_staleness is "
                 f"{most}; expected versions {max(0, self.version - most)} to {self.version}"
             )
 
     def _drop(self, rows: Rows) -> bool:
         self.dropped_rows += len(rows)
+        return self._leave_out(rows)
+
+    def _leave_out(self, rows: Rows) -> bool:
         self._torn.update(rows.lane.tolist())
         return False
 
     def _take(self, rows: Rows) -> None:
         """There is room: in line there always is."""
         if self._cuts_matter and self._torn:
-            # What follows a dropped row isn't its predecessor's successor.
+            # What follows a row that was left out isn't its predecessor's successor.
             self._units.append(Cut(sorted(self._torn)))
             self._torn.clear()
         self._append(rows)
@@ -188,6 +207,10 @@ class OffPolicyRollout:
     def flush(self, deadline_s: float) -> None:
         with self._inbox.changed:
             self._seal_all(deadline_s)
+
+    @property
+    def oldest_version(self) -> int | None:
+        return None if self._max_staleness is None else self.version - self._max_staleness
 
     def advance(self) -> int:
         self.version += 1
@@ -218,13 +241,15 @@ class OffPolicyRollout:
         return {
             "version": self.version,
             "dropped_rows": self.dropped_rows,
+            "stale_rows": self.stale_rows,
             "last": [] if last is None else list(last.units),
             "units": list(self._units),
             "torn": sorted(self._torn),
         }
 
     def load(self, state: Mapping[str, Any], left: Sequence[int] | None) -> None:
-        self.version, self.dropped_rows = state["version"], state["dropped_rows"]
+        self.version = state["version"]
+        self.dropped_rows, self.stale_rows = state["dropped_rows"], state["stale_rows"]
         last, self._units = list(state["last"]), list(state["units"])
         with self._inbox.changed:
             self._admission.came(sum(len(unit) for unit in (*last, *self._units) if isinstance(unit, Rows)))
@@ -237,7 +262,9 @@ class OffPolicyRollout:
             self._units.append(Cut(left))
 
     def _has_room(self) -> bool:
-        return self._inbox.pending_units + len(self._units) < self._limit
+        # Units that are a group already, which a checkpoint may have brought, are sealed with the next.
+        gathered = len(self._units) if len(self._units) < self._units_per_group else 0
+        return self._inbox.pending_units + gathered < self._limit
 
     def _seal_all(self, deadline_s: float) -> None:
         """`flush` for a caller who holds `changed`."""
@@ -258,6 +285,6 @@ class OffPolicyRollout:
 
 
 def check_version(version: object) -> None:
-    """FreshnessError unless `version` is a whole number."""
-    if not isinstance(version, Integral) or isinstance(version, bool):
-        raise FreshnessError(f"push(version={version!r}): expected a whole number")
+    """FreshnessError unless `version` is a whole number, whose distance to any other such fits into 64 bits."""
+    if not isinstance(version, Integral) or isinstance(version, bool) or abs(int(version)) >= _FURTHEST:
+        raise FreshnessError(f"push(version={version!r}): expected a whole number, less than 2**62 from 0")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
+from numbers import Real
 
-from conduit.core.limiter import Limiter, Queue
+from conduit.core.limiter import Limiter, queue_of_capacity
 from conduit.core.ordered import Fifo, Lifo, MaxHeap, MinHeap
 from conduit.core.sampling import Sampling, Shuffled, Uniform
 from conduit.core.spread import Recency, Stratified
 from conduit.core.table import MAIN, REMOVER, Table
+from conduit.core.whole import check_whole
 from conduit.errors import CapacityError, ScheduleError, SettingError, UnitError
 
 
@@ -88,8 +89,8 @@ class OffPolicy:
         what = f"table {name!r}: {table.limiter} with max_times_sampled={table.max_times_sampled}"
         if table.max_times_sampled != 1:
             raise SettingError(
-                f"{what}: it lets one entry be drawn for each row, so rows would leave before they had been drawn as often; expected "
-                "max_times_sampled=1, or SampleToInsertRatio"
+                f"{what}: a queue gives each row once; expected max_times_sampled=1 and sampler=Fifo(), such as conduit.Table.queue(…), or "
+                "SampleToInsertRatio(1, …), which keeps pushes and draws in step where rows are drawn again"
             )
         if self.remover is None and not isinstance(table.sampler, Fifo):
             raise SettingError(
@@ -126,7 +127,8 @@ class OffPolicy:
 @dataclass(frozen=True, slots=True)
 class Bounded:
     """Every row is delivered once, the oldest first, and never by a learner that is more than `max_staleness` policy versions
-    ahead of it. Pushes wait while `capacity` rows do; what has become too stale is dropped and counted."""
+    ahead of it. Pushes wait while `capacity` rows do; what has become too stale is dropped and counted, also while it waits to be let
+    in. As a rule of thumb, capacity ≲ (max_staleness + 1) × rows per version: more rows would be too stale when their turn came."""
 
     capacity: int
     batch_size: int
@@ -138,13 +140,11 @@ class Bounded:
 
     def __post_init__(self) -> None:
         _check_sizes(self.capacity, self.batch_size)
-        stale = self.max_staleness
-        if not isinstance(stale, Integral) or isinstance(stale, bool) or stale < 0:
-            raise SettingError(f"max_staleness={stale!r}: expected a whole number of policy versions ≥ 0")
+        check_whole("max_staleness", self.max_staleness, 0)
 
     @property
     def tables(self) -> Mapping[str, Table]:
-        return {MAIN: Table(Fifo(), max_times_sampled=1, limiter=Queue(self.capacity))}
+        return {MAIN: Table(Fifo(), max_times_sampled=1, limiter=queue_of_capacity(self.capacity))}
 
     def resolve(self, schedule: Schedule | None) -> Schedule:
         """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
@@ -288,6 +288,9 @@ def semantics_of(
     raise SettingError(f"mode={mode!r}: expected 'off_policy', 'on_policy' or 'bounded'")
 
 
+_MOST_ROWS = 1 << 48
+"""Of a store: what is counted of them fits NumPy's numbers, with room to spare."""
+
 _TAKES = {
     "off_policy": "capacity, batch_size, a sampler, and tables, limiter and remover if wanted",
     "on_policy": "rollout_unit, batch_size and epochs",
@@ -334,7 +337,7 @@ def _remover(asked: Sampling | None) -> Sampling | None:
 
 def _check_sizes(capacity: int, batch_size: int) -> None:
     check_whole("batch_size", batch_size)
-    check_whole("capacity", capacity)
+    check_whole("capacity", capacity, most=_MOST_ROWS)
     if capacity < batch_size:
         raise CapacityError(
             f"capacity={capacity} is below batch_size={batch_size}: a batch could never be served; "
@@ -352,9 +355,3 @@ def _filled(g: float | None, default: float) -> float:
     if g is not None and (not isinstance(g, Real) or isinstance(g, bool)):
         raise ScheduleError(f"a granularity of {g!r}: expected a number, or None for the default")
     return default if g is None else g
-
-
-def check_whole(name: str, got: object) -> None:
-    """SettingError unless `got` is a whole number of at least 1."""
-    if not isinstance(got, Integral) or isinstance(got, bool) or int(got) < 1:
-        raise SettingError(f"{name}={got!r}: expected a whole number of at least 1")

@@ -69,6 +69,10 @@ class Signature:
         """What is pushed must be of this schema from the first push on."""
         self._schema, self.fixed = schema, True
 
+    def check(self, rows: Tree, where: str) -> Tree:
+        """`rows`, leaves (n, *shape), with NumPy leaves. SchemaError unless they could be pushed."""
+        return self._leaves(rows, None, where)[1]
+
     def steps(self, lanes: range) -> Steps:
         """What `step` wants to know of an actor's lanes."""
         return Steps(lanes)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from conduit.core.backend import Columns
 from conduit.core.batch import Batch
@@ -245,6 +245,20 @@ class Staged:
     columns: tuple[Columns[Any], ...] = ()
 
 
+class Copies(Generic[T]):
+    """Copies of batches, some of which have yet to be staged. Guarded by their outbox."""
+
+    def __init__(self, awaited: set[int], make: Callable[[Staged], T]) -> None:
+        self.awaited = awaited
+        self.made: dict[int, T] = {}
+        self._make = make
+
+    def add(self, number: int, staged: Staged) -> None:
+        if number in self.awaited:
+            self.awaited.discard(number)
+            self.made[number] = self._make(staged)
+
+
 class Outbox:
     """Staged batches of one learner, by number."""
 
@@ -253,6 +267,9 @@ class Outbox:
         self._changed = halt.condition(name)
         self._staged: dict[int, Staged] = {}
         self._first = 0
+        self._taken = -1
+        """The last number that was taken; a learner takes them in order."""
+        self._awaited: list[Copies[Any]] = []
 
     def __len__(self) -> int:
         return len(self._staged)
@@ -260,19 +277,35 @@ class Outbox:
     def put(self, number: int, staged: Staged) -> None:
         """Stages a batch, unless it has been discarded already."""
         with self._changed:
+            for copies in self._awaited:
+                copies.add(number, staged)
+            self._awaited = [copies for copies in self._awaited if copies.awaited]
             if number >= self._first:
                 self._staged[number] = staged
-                self._changed.notify_all()
+            self._changed.notify_all()
 
     def take(self, number: int) -> Staged | None:
         """Batch `number` if it is staged."""
         with self._changed:
-            return self._staged.pop(number, None)
+            return self._pop(number)
 
-    def look(self, numbers: Sequence[int], make: Callable[[Staged], T]) -> dict[int, T]:
-        """What `make` makes of those of these batches that are staged, by number, before anybody takes them."""
+    def copy(self, numbers: Sequence[int], make: Callable[[Staged], T]) -> Copies[T]:
+        """What `make` makes of those of these batches that nobody has taken: of those that are staged at once, and of the others when
+        they are put, before anybody takes them."""
         with self._changed:
-            return {number: make(self._staged[number]) for number in numbers if number in self._staged}
+            copies = Copies({number for number in numbers if number > self._taken}, make)
+            for number in numbers:
+                if number in self._staged:
+                    copies.add(number, self._staged[number])
+            if copies.awaited:
+                self._awaited.append(copies)
+            return copies
+
+    def wait_copies(self, copies: Copies[T], deadline_s: float, why: Callable[[], str]) -> dict[int, T]:
+        """All of them, by number."""
+        with self._changed:
+            self._halt.wait(self._changed, lambda: not copies.awaited, deadline_s, why)
+            return copies.made
 
     def wait_take(self, number: int, deadline_s: float) -> Staged | None:
         """Batch `number`, once it is staged; None if it has been discarded."""
@@ -283,7 +316,7 @@ class Outbox:
                 deadline_s,
                 lambda: f"batch {number} is not staged",
             )
-            return self._staged.pop(number, None)
+            return self._pop(number)
 
     def discard_before(self, number: int) -> None:
         """No batch below `number` is wanted any more."""
@@ -291,3 +324,9 @@ class Outbox:
             self._first = number
             self._staged = {n: staged for n, staged in self._staged.items() if n >= number}
             self._changed.notify_all()
+
+    def _pop(self, number: int) -> Staged | None:
+        staged = self._staged.pop(number, None)
+        if staged is not None:
+            self._taken = number
+        return staged

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from numbers import Integral
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conduit.clock import Condition
-from conduit.core.custom import CustomSampler, is_custom
+from conduit.core.custom import CustomSampler, is_custom, limiter_of
+from conduit.core.drawable import count_spent, slot_ranges, why_not_drawable
 from conduit.core.draws import joined, occurrence, part_of
 from conduit.core.limiter import Counters, Limiter, Queue
+from conduit.core.ordered import Fifo
 from conduit.core.ring import Window, by_age
 from conduit.core.sampling import Draw, Sampling, Uniform
 from conduit.core.starts import Starts
+from conduit.core.whole import check_whole
 from conduit.errors import SettingError
 
 Keys = NDArray[np.int64]
@@ -50,17 +52,17 @@ class Table:
             raise SettingError(
                 f"sampler={self.sampler!r}: expected a sampler such as conduit.Uniform() or conduit.Prioritized()"
             )
-        times = self.max_times_sampled
-        if times is not None and (
-            not isinstance(times, Integral) or isinstance(times, bool) or not 1 <= times <= _MOST_TIMES
-        ):
-            raise SettingError(
-                f"max_times_sampled={times!r}: expected a whole number of at least 1, or None for no limit"
-            )
+        if self.max_times_sampled is not None:
+            check_whole("max_times_sampled", self.max_times_sampled, most=_MOST_TIMES)
         if self.limiter is not None and (isinstance(self.limiter, type) or not isinstance(self.limiter, Limiter)):
             raise SettingError(
                 f"limiter={self.limiter!r}: expected conduit.MinSize(…), conduit.SampleToInsertRatio(…) or conduit.Queue(…)"
             )
+
+    @classmethod
+    def queue(cls, max_size: int) -> Self:
+        """A queue of at most `max_size` rows: each once, the oldest first, and none lost."""
+        return cls(Fifo(), 1, Queue(max_size))
 
     def check(self, capacity: int, batch_size: int) -> None:
         """SettingError for a table that could never give `batch_size` rows at once, or a limiter that can never be met."""
@@ -75,7 +77,7 @@ class Table:
     @property
     def is_queue(self) -> bool:
         """Whether no row may leave before it has been drawn, once."""
-        return isinstance(self.limiter, Queue) and self.max_times_sampled is not None
+        return isinstance(self.limiter, Queue)
 
 
 class LiveTable:
@@ -93,13 +95,15 @@ class LiveTable:
         starts: Starts | None,
         in_order: bool = True,
         together: int = 1,
+        oldest_waiting: Callable[[], int | None] = lambda: None,
     ) -> None:
         """`starts`: which live rows can be drawn at all; None: all. `in_order`: the oldest row leaves first, and only when another
-        gets its slot. `together`: batches of `batch_size` rows that are drawn at once."""
+        gets its slot. `together`: batches of `batch_size` rows that are drawn at once. `oldest_waiting`: the oldest row that may
+        become drawable when others come."""
         settings.check(capacity, batch_size * together)
         self.name = name
         self.settings = settings
-        self.limiter = settings.limiter
+        self.limiter = limiter_of(settings.limiter, name)
         self._capacity = capacity
         self._batch_size = batch_size
         self._shared = starts
@@ -111,10 +115,13 @@ class LiveTable:
         self.starts = starts if self._own is None else self._own
         sampler = settings.sampler.start(capacity, _seed_of(seed, name), self.starts)
         if is_custom(settings.sampler):
-            sampler = CustomSampler(settings.sampler, sampler, name, self.starts)
+            sampler = CustomSampler(settings.sampler, sampler, name, self.starts, capacity)
         self.sampler = sampler
         self.counters = Counters(size=0, pending=0, inserted=0, sampled=0)
+        self._held = 0
+        """How many of the pending rows hooks hold until others come."""
         self._in_order = in_order
+        self._oldest_waiting = oldest_waiting
         self._oldest = 0
         """In a queue in order, no row before it can be drawn."""
         self._together = together
@@ -146,7 +153,8 @@ class LiveTable:
             self.exclude(excluded)
         sampler.insert(first, rows, priority)
         if self._times is not None:
-            _fill(self._times, first % self._capacity, rows)
+            for start, stop, _ in slot_ranges(first, rows, self._capacity):
+                self._times[start:stop] = 0
         if own is not None and self._shared is None:
             came = rows
             own.renew(first, rows)
@@ -181,8 +189,7 @@ class LiveTable:
     def missing(self, window: Window, rows: int, number: int, batches: int = 1) -> str | None:
         """What is missing for a draw of `rows` rows as batch `number`, and of `batches` in all together; None when they can be
         served."""
-        # Rows that one batch takes may be lacking to the next.
-        lacks = self.sampler.missing(window, rows if self._times is None else rows * batches, number)
+        lacks = self.sampler.missing(window, self._needed(rows, batches), number)
         if lacks is None and self.limiter is not None and not self._preloading:
             at = self.counted(window)
             if not self.limiter.may_sample(rows * batches, at):
@@ -191,11 +198,26 @@ class LiveTable:
             lacks += f" ({batches} batches are drawn together: g_del)"
         return lacks
 
+    def why_few(self, window: Window, rows: int, batches: int, unfinished_groups: int | None) -> str:
+        """Where rows are what is missing for such draws, why others that are there can't be drawn; or empty. This looks at every row."""
+        if self.size(window) >= self._needed(rows, batches):
+            return ""
+        live, shared = len(window), self._shared
+        waiting = 0 if shared is None else live - shared.count
+        spent = count_spent(self._times, self._most, window, shared)
+        # Nothing but their age in versions excludes others here that the store would give.
+        stale = live - waiting - spent - self._own.count if self._own is not None and self._in_order else 0
+        return why_not_drawable(live, waiting=waiting, unfinished_groups=unfinished_groups, spent=spent, stale=stale)
+
+    def _needed(self, rows: int, batches: int) -> int:
+        """How many rows so many batches together need: those that one takes may be lacking to the next."""
+        return rows if self._times is None else rows * batches
+
     def may_insert(self, rows: int, window: Window) -> bool:
         """Whether a push of `rows` rows is let in. It always is while rows are all that draws lack: or both sides would wait."""
         if self.limiter is None or self._preloading or self.limiter.may_insert(rows, self.counted(window)):
             return True
-        if self.counters.pending:
+        if self.counters.pending > self._held:
             return False
         return self.sampler.missing(window, self._largest_draw, 0) is not None
 
@@ -218,6 +240,20 @@ class LiveTable:
         self.counters.pending += rows
         if not self._preloading:
             self._largest_push = max(self._largest_push, rows)
+
+    def settled(self, rows: int, held: int) -> None:
+        """So many rows of those that were taken are no more on their way; hooks hold `held` until others come."""
+        self.counters.pending += held - self._held - rows
+        self._held = held
+
+    def lose(self, rows: int) -> None:
+        """So many rows came that there was no room for."""
+        if self._preloading and self.limiter is not None:
+            self._preloaded += rows
+        else:
+            self.counters.inserted += rows
+        if self.settings.is_queue:
+            self.lost_rows += rows
 
     @contextmanager
     def asked(self, rows: int, changed: Condition) -> Iterator[None]:
@@ -269,6 +305,7 @@ class LiveTable:
         """What a checkpoint keeps. Arrays are told in the order of `window`'s keys."""
         state: dict[str, Any] = {
             "sampler": dict(self.sampler.state(window)),
+            "limiter": str(self.settings.limiter),
             "counts": [self._inserted(window), self.counters.sampled, self.lost_rows, self._largest_push],
         }
         if self._own is not None:
@@ -288,6 +325,11 @@ class LiveTable:
             drawable = keys[state["drawable"][kept]]
             self._own.admit(drawable if self._shared is None else drawable[self._shared.at(drawable % self._capacity)])
         self.sampler.load(state["sampler"], window)
+        if state["limiter"] != str(self.settings.limiter):
+            # What another limiter let through is nothing to go by: as after preloading, the first batch can be drawn.
+            self.counters.inserted = self.counters.sampled = 0
+            self._preloaded = self.size(window)
+            self.counters.inserted, self._preloaded = self._inserted(window), 0
 
     @property
     def _largest_draw(self) -> int:
@@ -315,7 +357,8 @@ class LiveTable:
             drawable = own.at(keys % self._capacity)
             oldest += int(drawable.argmax()) if drawable.any() else len(keys)
         self._oldest = oldest
-        return window.stop - oldest
+        waiting = self._oldest_waiting()
+        return window.stop - (oldest if waiting is None else min(oldest, waiting))
 
     def _count(self, draw: Draw, number: int, rows: int, window: Window, stream: int) -> tuple[Draw, Any]:
         """Counts what was drawn. A row that a batch has more often than it may be drawn gives those places to others, as if the
@@ -353,9 +396,3 @@ class LiveTable:
 def _seed_of(seed: int, name: str) -> int:
     """The main table draws from the store's seed itself; another from one that its name is mixed into."""
     return seed if name == MAIN else int.from_bytes(name.encode(), "big") << 64 | seed
-
-
-def _fill(times: NDArray[np.uint32], slot: int, rows: int) -> None:
-    head = min(rows, len(times) - slot)
-    times[slot : slot + head] = 0
-    times[: rows - head] = 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
 from conduit.core.sampling import Sampling
+from conduit.core.whole import check_whole
 from conduit.errors import SettingError
 from conduit.testing.plays import Referee
 from conduit.testing.scenarios import scenarios
@@ -38,7 +40,12 @@ def check_sampler(sampling: Sampling, *, seed: int = 0, examples: int = 120, lim
     What isn't tried is how often each row is drawn: only the author knows how often it should be. A sampler that doesn't take
     `Starts`, or keys that aren't in order of age, says so by a SettingError in `start`, or in `insert`.
 
+        from dataclasses import dataclass
+
+        import numpy as np
+
         from conduit.core.sampling import Draw
+        from conduit.errors import PriorityError
         from conduit.testing import check_sampler
 
         @dataclass(frozen=True)
@@ -94,6 +101,10 @@ def check_sampler(sampling: Sampling, *, seed: int = 0, examples: int = 120, lim
     """
     if isinstance(sampling, type) or not isinstance(sampling, Sampling):
         raise SettingError(f"check_sampler({sampling!r}): expected a sampler's value, such as conduit.Uniform()")
+    check_whole("seed", seed, 0, of="check_sampler")
+    check_whole("examples", examples, 0, of="check_sampler")
+    if not isinstance(limit_s, Real) or isinstance(limit_s, bool) or not limit_s > 0:
+        raise SettingError(f"check_sampler(limit_s={limit_s!r}): expected seconds > 0")
     with Watch(limit_s) as watch:
         referee = Referee(sampling, watch)
         shared = _shared_generators()

@@ -110,7 +110,7 @@ class TestTheSameBytes:
 
     def test_after_writes_of_every_size_at_every_place(self, folder):
         tiers, bits = HostTiers(Disk(folder)), np.random.default_rng(0)
-        sample = {"a": np.zeros((1, 41), np.uint8), "b": np.zeros(1, np.float32), "c": np.zeros((1, 1000), ">i8")}
+        sample = {"a": np.zeros((1, 41), np.uint8), "b": np.zeros(1, np.float32), "c": np.zeros((1, 1000), np.int64)}
         columns = tiers.allocate(Schema.infer(sample, "test"), 600, DISK)
         expected = {path: np.zeros((600, *array.shape[1:]), array.dtype) for path, array in sample.items()}
         for _ in range(60):
@@ -198,6 +198,19 @@ class TestRowsThatAreNotInMemory:
             for start in (0, 64, 128, 0, 64, 128)
         ]
         assert [count for _, count in read] == [0, 1, 2, 3, 3, 3]
+
+
+def test_where_the_kernel_neither_counts_nor_fetches_ahead_nothing_is_asked_for(folder, monkeypatch):
+    tiers, rows = HostTiers(Disk(folder)), {"a": np.zeros((512, 4096), np.uint8)}
+    columns = tiers.write(tiers.allocate(Schema.infer(rows, "test"), 512, DISK), 0, on_host(rows))
+    dropped(columns)
+    monkeypatch.delattr(resource, "RUSAGE_THREAD")
+    monkeypatch.delattr(os, "pidfd_open")
+    assert not will_need([columns.arrays["a"]], np.arange(64))
+    monkeypatch.setattr(module, "will_need", lambda columns, index: pytest.fail("asked"))
+    for start in (0, 64, 128):
+        index = np.arange(start, start + 64)
+        assert_same(tiers.read(columns, index, ["a"], PAGEABLE).arrays["a"], rows["a"][index], start)
 
 
 class TestNothingIsLeftBehind:
@@ -288,12 +301,32 @@ class TestFolders:
     def test_that_cannot_be_are_refused_when_they_are_named(self, folder):
         (folder / "file").write_text("")
         for wrong, why in (
-            (folder / "nowhere", r"is no folder: make it"),
-            (folder / "file", r"is no folder: make it"),
+            (folder / "file", rf"'{folder}/file' is no folder"),
+            (folder / "file" / "below", rf"'{folder}/file' is no folder"),
             ("/proc", r"no file can be made there"),
+            ("/proc/below", r"no file can be made there"),
         ):
             with pytest.raises(SettingError, match=rf"disk='{wrong}'.*{why}.*CONDUIT_DISK"):
                 load("reference", wrong)
+
+    @pytest.mark.parametrize("wrong", [3, True, b"x", "", "a\0b", [], object], ids=repr)
+    def test_are_named_by_strings_or_paths(self, wrong):
+        with pytest.raises(SettingError, match=r"disk=.*: expected the name of a folder"):
+            load("reference", wrong)
+
+    def test_are_made_with_their_parents(self, folder):
+        assert Disk(folder / "a" / "b").folder == folder / "a" / "b"
+        assert (folder / "a" / "b").is_dir()
+        assert Disk(folder / "a").folder == folder / "a"
+
+    def test_of_another_system_than_linux_are_refused_when_rows_are_to_go_there(self, folder, monkeypatch):
+        monkeypatch.delattr(os, "posix_fallocate")
+        backend, schema = load("reference"), Schema.infer({"a": np.zeros(1)}, "test")
+        assert backend.allocate(schema, 3, PAGEABLE).rows == 3
+        for attempt in (lambda: backend.allocate(schema, 3, DISK), lambda: load("reference", folder / "new")):
+            with pytest.raises(SettingError, match="rows on disk need Linux"):
+                attempt()
+        assert not (folder / "new").exists()
 
     def test_that_may_not_be_written_to_are_refused(self, folder, monkeypatch):
         def refuse(dir):
@@ -309,15 +342,19 @@ class TestFolders:
             SettingError, match=r"disk='/dev/shm' lies in memory \(tmpfs\).*as pageable ones.*CONDUIT_DISK"
         ):
             load("reference", IN_MEMORY)
+        with pytest.raises(SettingError, match=r"lies in memory \(tmpfs\)"):
+            load("reference", IN_MEMORY / "conduit" / "below")
+        assert not (IN_MEMORY / "conduit").exists()
 
     def test_that_the_environment_names_are_looked_at_when_rows_are_to_go_there(self, folder, monkeypatch):
         monkeypatch.setenv("CONDUIT_DISK", str(folder / "later"))
+        (folder / "later").write_text("")
         backend, schema = load("torch"), Schema.infer({"a": np.zeros(1)}, "test")
         assert backend.allocate(schema, 3, PAGEABLE).rows == 3
         for attempt in (lambda: backend.allocate(schema, 3, DISK), lambda: backend.free_bytes(DISK)):
-            with pytest.raises(SettingError, match=rf"CONDUIT_DISK='{folder}/later' is no folder: make it"):
+            with pytest.raises(SettingError, match=rf"CONDUIT_DISK='{folder}/later': .* is no folder"):
                 attempt()
-        (folder / "later").mkdir()
+        (folder / "later").unlink()
         columns = backend.allocate(schema, 3, DISK)
         assert any(f"{folder}/later" in each for each in mapped(folder))
         del columns

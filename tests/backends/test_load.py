@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from conduit.backends import load
+from conduit.backends.reference import ReferenceBackend
+from conduit.core.backend import Backend
 from conduit.errors import MissingExtraError, UnknownBackendError
 
 
@@ -48,6 +51,24 @@ def test_a_backend_is_given_back_as_it_is():
 def test_an_unknown_name_is_refused_with_those_there_are():
     with pytest.raises(UnknownBackendError, match=r"'tensorflow'.*reference, torch, jax"):
         load("tensorflow")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (
+            3,
+            r"backend=3: expected one of reference, torch, jax, or a Backend of your own: it has no name, framework, endpoints",
+        ),
+        (None, r"backend=None: expected one of reference, torch, jax"),
+        (object(), "it has no name, framework"),
+        (SimpleNamespace(**{name: None for name in vars(Backend) if name != "hand_over"}), "it has no hand_over$"),
+        (ReferenceBackend, r"ReferenceBackend'>: expected one of .* of your own"),
+    ],
+)
+def test_what_is_no_backend_is_refused_with_what_it_lacks(wrong, says):
+    with pytest.raises(UnknownBackendError, match=says):
+        load(wrong)
 
 
 @pytest.mark.parametrize("name", ["torch", "jax"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from conduit.core.ring import Window
 from conduit.core.sampling import Sampler, Sampling, Shuffled, Uniform
 from conduit.core.spread import Recency, Stratified
 from conduit.core.starts import Starts
-from conduit.errors import PriorityError, SettingError
+from conduit.errors import SettingError
 from conduit.testing import check_sampler
 from conduit.testing.plays import PROMISES
 from tests.contract import planted_samplers
@@ -109,6 +110,17 @@ def test_what_is_no_sampler_is_refused():
             check_sampler(wrong)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("seed", each) for each in ("x", None, -1, 1.5, True)]
+    + [("examples", each) for each in ("x", None, -1, 0.5)]
+    + [("limit_s", each) for each in (0, -1, "x", None, float("nan"), True)],
+)
+def test_a_setting_that_can_not_be_is_named_and_not_taken_for_the_samplers_fault(name, wrong):
+    with pytest.raises(SettingError, match=rf"check_sampler\({name}={re.escape(repr(wrong))}\): expected "):
+        check_sampler(Uniform(), **{name: wrong})
+
+
 def test_a_sampler_that_waits_for_more_than_rows_is_not_for_the_check():
     with pytest.raises(AssertionError, match=r"breaks 'missing'.*\n(.*\n)+got: gave 'iteration 0 has 1 of its 2 rows"):
         check_sampler(Shuffled(2, 1, 1))
@@ -116,9 +128,9 @@ def test_a_sampler_that_waits_for_more_than_rows_is_not_for_the_check():
 
 def test_the_example_of_the_documentation_passes():
     text = inspect.getdoc(check_sampler) or ""
-    code = dedent(text[text.index("    from conduit") :])
-    names: dict[str, Any] = {"np": np, "dataclass": dataclass, "PriorityError": PriorityError}
-    exec(code, names)
+    code = dedent(text[text.index("    from dataclasses") :])
+    assert code.startswith("from dataclasses import dataclass\n")
+    exec(code, {})
     assert code.endswith("\ncheck_sampler(Latest())")
 
 

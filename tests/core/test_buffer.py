@@ -12,6 +12,7 @@ from conduit.clock import RealClock, VirtualClock
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.episodes import Rows
 from conduit.core.halt import Halt
+from conduit.core.ordered import Lifo
 from conduit.core.placement import Placement
 from conduit.core.ring import Window
 from conduit.errors import CapacityError, ClosedError, SchemaError
@@ -68,6 +69,17 @@ def test_every_live_row_is_read_by_its_key_whatever_the_pushes_and_the_shards(ca
             mixed = np.random.default_rng(stop).permutation(np.concatenate([live, live[:3]]))
             assert keys_at(ring, mixed) == mixed.tolist()
             assert (ring.version_of(live) == live // 3).all()
+
+
+@pytest.mark.parametrize("remover", [None, Lifo()], ids=repr)
+def test_keys_are_told_from_any_number_on_and_any_number_of_them(remover):
+    sampler = None if remover is None else remover.start(4, 0)
+    into = ExperienceBuffer(load("reference"), 4, Placement(), {}, Halt(RealClock()), remover=sampler)
+    far = (2**62, 2**63 - 1, 2**63, 10**30)
+    assert [len(into.keys_from(first, 10**30)) for first in (0, *far)] == [0] * 5
+    append(into, 0, 3)
+    assert [into.keys_from(1, most).tolist() for most in (1, 2, 3, *far)] == [[1]] + [[1, 2]] * 6
+    assert [into.keys_from(first, 10**30).tolist() for first in (2, 3, 4, *far)] == [[2]] + [[]] * 6
 
 
 def test_drop_forgets_the_rows_and_numbers_go_on():

@@ -136,7 +136,7 @@ def test_it_names_itself_the_counters_and_the_way_out():
         "be drawn, 1000 inserted, 24 pending, 2000 entries drawn: draw 1216 more entries, 5 batches of 256"
     )
     assert MinSize(100).why_no_sample(256, at(size=80, pending=3, inserted=80)) == (
-        "MinSize(min_size=100) holds a draw of 256 entries; 80 rows can be drawn, 80 inserted, 3 pending, 0 entries drawn: "
+        "MinSize(min_size_to_sample=100) holds a draw of 256 entries; 80 rows can be drawn, 80 inserted, 3 pending, 0 entries drawn: "
         "push 17 more rows"
     )
     assert "once the pending ones are ingested" in MinSize(100).why_no_sample(1, at(size=80, pending=20))
@@ -153,8 +153,8 @@ def odd(value: object) -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MinSize(0), "min_size=0: expected a whole number"),
-        (lambda: MinSize(True), "min_size=True: expected a whole number"),
+        (lambda: MinSize(0), "min_size_to_sample=0: expected a whole number"),
+        (lambda: MinSize(True), "min_size_to_sample=True: expected a whole number"),
         (lambda: Queue(odd(2.5)), r"max_size=2.5: expected a whole number"),
         (lambda: SampleToInsertRatio(0, 1, 8), "samples_per_insert=0: expected a finite number > 0"),
         (lambda: SampleToInsertRatio(math.nan, 1, 8), "samples_per_insert=nan"),
@@ -183,7 +183,7 @@ def checked(limiter: Limiter, *, capacity: int = 100, batch_size: int = 4, most:
     [
         (
             lambda: checked(MinSize(101)),
-            "never 101 rows in a store of capacity=100; expected a min_size of at most 100",
+            "never 101 rows in a store of capacity=100; expected a min_size_to_sample of at most 100",
         ),
         (lambda: checked(SampleToInsertRatio(1, 101, 50)), "expected a min_size_to_sample of at most 100"),
         (lambda: checked(SampleToInsertRatio(2.5, 1, 50), most=2), "no row gives 2.5 entries; expected .* at most 2"),

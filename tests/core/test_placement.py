@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from conduit.core.placement import Placement, format_bytes, parse_budgets, parse_bytes
@@ -42,6 +45,12 @@ def test_a_placement_is_named_by_what_is_natural(asked, endpoints):
         ("node1/device:0", r"no endpoint node1/device:0"),
         ([], r"at least one endpoint"),
         (["device:0", "device:0"], r"occurs twice"),
+        (None, r"placement=None: expected 'auto'"),
+        (3, r"placement=3: expected 'auto'"),
+        (["device:0", 3], r"placement=\['device:0', 3\]: expected 'auto'"),
+        ([["device:0"]], r"expected 'auto'"),
+        (b"disk", r"placement=b'disk': expected 'auto'"),
+        ({"device:0": 0.5}, r"placement=\{'device:0': 0.5\}: expected 'auto', a conduit.Placement"),
     ],
 )
 def test_a_placement_that_is_not_there_is_refused_with_what_is(asked, message):
@@ -74,7 +83,13 @@ def test_sizes_are_read_in_binary_and_decimal_units(text, size):
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("wrong", ["", "GiB", "five", "-5GiB", -1, "5 GB iB", "5gib", "5K", "inf", "nanGiB", "1e999"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("", "GiB", "five", "-5GiB", -1, "5 GB iB", "5gib", "5K", "inf", "nanGiB", "1e999"),
+        *(None, True, float("nan"), float("inf"), b"5", [], object),
+    ],
+)
 def test_a_budget_of_no_known_size_is_refused_by_name(wrong):
     with pytest.raises(CapacityError, match=r"budgets\['pageable'\]=.*such as '24GiB'"):
         parse_budgets({"pageable": wrong})
@@ -85,7 +100,15 @@ def test_a_budget_of_an_unknown_tier_is_refused_with_those_there_are():
         parse_budgets({"gpu": "1GiB"})
 
 
+@pytest.mark.parametrize("wrong", ["x", 0, 3, [], ["disk"], {"disk"}, False], ids=repr)
+def test_budgets_that_are_no_dict_are_refused(wrong):
+    with pytest.raises(CapacityError, match=r"budgets=.*: expected a dict of tiers to sizes"):
+        parse_budgets(wrong)
+
+
 def test_budgets_are_by_tier():
+    numbers: Any = {"disk": 8e9, "pageable": np.int64(7)}
+    assert parse_budgets(numbers) == {Tier.DISK: 8 * 10**9, Tier.PAGEABLE: 7}
     assert parse_budgets({"device": "1KiB", "pageable": 7}) == {Tier.DEVICE: 1024, Tier.PAGEABLE: 7}
     assert parse_budgets(None) == {}
 

@@ -77,7 +77,7 @@ def test_a_beta_schedule_is_clamped_and_gets_the_batch_number(beta, expected):
 
 def test_a_beta_schedule_that_gives_nan_is_refused_with_the_batch_number():
     sampler = prioritized(beta=lambda number: float("nan"))
-    with pytest.raises(SettingError, match=r"gave nan for batch 12"):
+    with pytest.raises(SettingError, match=r"gave nan for batch 12, which stops a store"):
         drawn(sampler, 12, 4, Window(0, CAPACITY))
 
 

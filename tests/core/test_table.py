@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conduit.core.limiter import Queue
+from conduit.core.limiter import Queue, SampleToInsertRatio
 from conduit.core.ordered import Fifo
 from conduit.core.passes import WithoutReplacement
 from conduit.core.prioritized import Prioritized
@@ -147,10 +147,43 @@ def test_batches_that_are_drawn_together_are_ready_together(sampler):
     assert unlimited.missing(window, 5, 0, batches=2) is None
 
 
+def test_a_queue_is_a_table_that_gives_each_row_once_in_order():
+    assert Table.queue(8) == Table(Fifo(), max_times_sampled=1, limiter=Queue(8))
+    with pytest.raises(SettingError, match="max_size=0: expected a whole number of at least 1"):
+        Table.queue(0)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["all rows", "those with links"])
+def test_what_is_missing_where_rows_are_there_is_told_by_cause(shared):
+    starts = Starts(8) if shared else None
+    made = table(Fifo(), 1, starts=starts)
+    admitted = np.arange(6 if shared else 8)
+    if starts is not None:
+        starts.admit(admitted)
+    made.publish(0, 8, None, admitted if shared else NONE, NONE)
+    window = Window(0, 8)
+    assert made.why_few(window, 2, 1, None) == ""
+    made.draw(0, 3, window)
+    made.exclude(np.arange(3, 5))
+    left = 1 if shared else 3
+    assert made.size(window) == left
+    waits = "2 wait for the rows that come after them, or lack them for good; " if shared else ""
+    told = "3 were drawn as often as they may; 2 are too stale. More rows would do"
+    assert made.why_few(window, 4, 1, None) == f": {waits}{told}"
+    assert made.why_few(window, 1, 4, None) == f": {waits}{told}"
+    assert made.why_few(window, left, 1, None) == ""
+
+
+def test_where_every_row_was_drawn_it_says_so():
+    made, window = filled(Uniform(), 1)
+    made.draw(0, 8, window)
+    assert made.why_few(window, 2, 1, None) == ": all 8 were drawn as often as they may. More rows would do"
+
+
 def test_a_limiter_is_asked_for_all_batches_that_are_drawn_together():
-    made, window = filled(Uniform(), limiter=Queue(8))
+    made, window = filled(Uniform(), limiter=SampleToInsertRatio(1, 1, (0, 8)))
     assert made.missing(window, 4, 0, batches=2) is None
-    assert "Queue" in (made.missing(window, 5, 0, batches=2) or "")
+    assert "SampleToInsertRatio" in (made.missing(window, 5, 0, batches=2) or "")
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -308,6 +308,14 @@ def filled(**settings: Any) -> conduit.Store:
 
 BOX = {"observation_space": SPACES["box"][0], "action_space": SPACES["box"][1]}
 BAD: dict[str, tuple[str, dict[str, Any], type[Exception], list[str]]] = {
+    "metadata that aren't Minari's": (
+        "back/it-v0",
+        BOX | {"metadata": {"nope": 1}},
+        SettingError,
+        ["'nope'", "author"],
+    ),
+    "metadata that are set here": ("back/it-v0", BOX | {"metadata": {"env": 1}}, SettingError, ["'env'", "author"]),
+    "metadata that are no dict": ("back/it-v0", BOX | {"metadata": 3}, SettingError, ["metadata=3", "dict"]),
     "an id without a version": ("back/it", BOX, SettingError, ["'back/it'", "-v0"]),
     "no id": ("a b c", BOX, SettingError, ["'a b c'", "-v0"]),
     "an id that is taken": ("made/it-v0", BOX, SettingError, ["'made/it-v0'", "already"]),
@@ -331,12 +339,26 @@ BAD: dict[str, tuple[str, dict[str, Any], type[Exception], list[str]]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_can_not_be_exported_is_named_and_nothing_is_written(case, tmp_path):
     name, how, kind, named = BAD[case]
+    given: dict[str, Any] = {"metadata": ABOUT, **how}
     with filled() as s:
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(kind) as caught:
-            export(s, name, metadata=ABOUT, **how)
+            export(s, name, **given)
         assert [word for word in named if word not in str(caught.value)] == [], str(caught.value)
         assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["obs_dtype", "action_dtype", "reward_dtype"])
+@pytest.mark.parametrize("wrong", ["foo", 3, ()], ids=repr)
+def test_what_is_no_dtype_is_refused_by_its_argument(name, wrong):
+    with store(capacity=8, batch_size=1) as s, pytest.raises(SettingError, match=rf"{name}=.*expected a NumPy dtype"):
+        push(made("box", [2], "t"), s.actor(), **{name: wrong})
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "made/it-v0"])
+def test_what_is_no_dataset_is_refused(wrong):
+    with store() as s, pytest.raises(SettingError, match=r"push\(dataset=.*such as minari\.load_dataset"):
+        push(wrong, s.actor())
 
 
 def test_a_store_that_links_no_rows_has_no_episodes():

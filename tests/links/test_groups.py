@@ -241,8 +241,25 @@ def test_a_hook_may_make_the_leaf():
 def test_a_draw_says_what_it_waits_for_while_no_group_is_whole():
     with store(capacity=8, batch_size=1, item=conduit.Group(2, by="prompt")) as s:
         s.actor(lanes=3).push({"prompt": np.arange(3)})
-        with pytest.raises(WaitTimeout, match="0 of 3 visible rows can start an entry"):
+        with pytest.raises(
+            WaitTimeout,
+            match=r"0 of 3 visible rows can start an entry .*a batch needs 1: 3 groups are unfinished\. More rows would do",
+        ):
             s.sample(1, timeout_s=0.0)
+
+
+def test_groups_that_lack_rows_are_counted_until_they_have_them():
+    with store(capacity=16, batch_size=1, item=conduit.Group(2, by="prompt")) as s:
+        actor, lineage = s.actor(lanes=3), s._buffer.lineage
+        assert lineage is not None
+        counted = []
+        for prompts in ([0, 1, 2], [1, 3, 3], [0, 2, 4]):
+            actor.push({"prompt": np.array(prompts)})
+            counted.append(lineage.unfinished_groups)
+        assert counted == [3, 2, 1]
+    with store(derive={"next_obs": conduit.Next("obs")}) as s:
+        assert s._buffer.lineage is not None
+        assert s._buffer.lineage.unfinished_groups is None
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

@@ -125,7 +125,16 @@ def on_policy_events(chance: random.Random, iterations: int, unit: int, batches:
 def printed(batch: conduit.Batch) -> tuple[Any, ...]:
     """All of a batch, byte for byte, whatever framework holds it."""
     info, (leaves, tree) = batch.info, optree.tree_flatten(batch.data)
-    told = [info.keys, info.weight, info.probability, info.priority, info.policy_version, info.mask, info.times_sampled]
+    told = [
+        info.keys,
+        info.weight,
+        info.probability,
+        info.priority,
+        info.policy_version,
+        info.version_lag,
+        info.mask,
+        info.times_sampled,
+    ]
     arrays = [None if array is None else host(array) for array in (*leaves, *told)]
     plain = (info.number, info.frontier, info.table_size, info.priority_lag, str(tree))
     return (*plain, *(array if array is None else (array.dtype.str, array.shape, array.tobytes()) for array in arrays))

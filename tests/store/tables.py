@@ -153,7 +153,7 @@ class Model:
         """`survivors`: of a remover that goes by chance, the rows that were seen to stay."""
         keys = list(range(self.inserted, self.inserted + rows))
         self.inserted += rows
-        # Of more rows than the store has room for, tables never hear of the first.
+        # Of more rows than the store has room for, tables hear only how many the first are.
         kept = keys[max(0, rows - self.capacity) :]
         if given is not None:
             given = given[rows - len(kept) :]
@@ -169,6 +169,7 @@ class Model:
         self.live += kept
         self.versions.update(dict.fromkeys(kept, self.version))
         for table in self.tables.values():
+            table.inserted += rows - len(kept)
             table.came(kept, given)
         if self.remover is not None:
             self.remover.came(kept, given)
@@ -224,6 +225,7 @@ def assert_batch(batch: conduit.Batch, view: View, table: conduit.Table, version
     assert info.table_size == view.size
     assert info.age.tolist() == [view.frontier - key for key in keys]
     assert info.policy_version.tolist() == [versions[key] for key in keys]
+    assert info.version_lag.tolist() == [info.store_version - versions[key] for key in keys]
     if most is None:
         assert info.times_sampled is None
     else:

@@ -16,6 +16,7 @@ from conduit import transforms
 from conduit.errors import (
     CapacityError,
     ConduitError,
+    FreshnessError,
     HandOverError,
     HookError,
     MissingExtraError,
@@ -74,6 +75,41 @@ def test_rows_that_do_not_fit_are_refused_by_leaf_and_the_store_goes_on(backend,
         fill(actor, 6, first=2)
         batch = s.sample(4)
         assert ids(batch) == batch.info.keys.tolist()
+
+
+@pytest.mark.parametrize("version", [2**63, -(2**63), 2**62, 10**30, 1.5, "1", True, [1]], ids=repr)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"mode": "bounded", "capacity": 8, "max_staleness": 2**62}, {"rollout_unit": 4}],
+    ids=["off", "bounded", "on"],
+)
+def test_a_version_that_is_none_is_refused_at_the_call_and_the_store_goes_on(settings, version):
+    with store(**settings) as s:
+        actor = s.actor()
+        for call in (actor.push, actor.push_trajectory):
+            with pytest.raises(FreshnessError, match=re.escape(f"push(version={version!r}): expected a whole number")):
+                call(step(0), version=version)
+        fill(actor, 4)
+        assert s.learner().pull().info.version_lag.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("version", [2**62 - 1, -(2**62) + 1, np.int32(3)])
+def test_versions_as_far_apart_as_they_may_be_are_told_apart(version):
+    with store() as s:
+        s.actor(4).push(step(0, 4), version=version)
+        info = s.sample(4).info
+        assert info.policy_version.tolist() == [version] * 4
+        assert info.version_lag.tolist() == [-int(version)] * 4
+
+
+@pytest.mark.parametrize("lane", [-1, 2, 10**30, "x", 1.5, True, None], ids=repr)
+def test_a_trajectory_of_a_lane_that_there_is_not_is_refused(lane):
+    with store() as s:
+        actor = s.actor(lanes=2)
+        message = f"push_trajectory: lane {lane!r}; this actor has lanes 0 to 1"
+        with pytest.raises(SchemaError, match=re.escape(message)):
+            actor.push_trajectory(step(0), lane=lane)
+        assert actor.push_trajectory(step(0), lane=np.int8(1)) == 1  # type: ignore[arg-type]
 
 
 def test_a_final_for_a_lane_that_did_not_end_is_refused_with_those_that_did():
@@ -188,10 +224,39 @@ def test_a_backend_that_is_not_installed_names_its_extra(monkeypatch, name):
         store(backend=name)
 
 
-@pytest.mark.parametrize("lanes", [0, -1, 1.5, "2", True])
-def test_an_actor_has_at_least_one_lane(lanes):
-    with store() as s, pytest.raises(SettingError, match=rf"lanes.*{lanes!r}: expected a whole number of at least 1"):
-        s.actor(lanes=lanes)
+@pytest.mark.parametrize("lanes", [0, -1, 1.5, "2", True, 2**24 + 1, 10**30])
+def test_an_actor_has_lanes_which_are_none_of_the_next_ones_if_it_can_not_be(lanes):
+    with store() as s:
+        with pytest.raises(
+            SettingError, match=rf"actor\(lanes={lanes!r}\): expected a whole number of at least 1, and at most"
+        ):
+            s.actor(lanes=lanes)
+        assert s.actor(lanes=2).lanes == 2
+        assert s._actors.state()["lanes"] == 2
+
+
+def test_a_capacity_that_no_number_of_numpys_holds_is_refused():
+    with pytest.raises(SettingError, match=rf"capacity={10**30}: expected a whole number of at least 1, and at most"):
+        store(capacity=10**30)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        *(
+            ((first,), rf"read\(first={first!r}\): expected a whole number of at least 0")
+            for first in ("x", None, -1, 1.5)
+        ),
+        *(((0, most), rf"read\(most={most!r}\): expected a whole number of at least 1") for most in ("x", 0, 1.5)),
+    ],
+)
+def test_what_can_not_be_read_is_named_and_what_is_past_the_end_is_nothing(given, says):
+    with store() as s:
+        fill(s.actor(), 3)
+        with pytest.raises(SettingError, match=says):
+            s.read(*given)
+        assert len(s.read(0, 10**30).keys) == 3
+        assert len(s.read(10**30).keys) == 0
 
 
 CALLS = {

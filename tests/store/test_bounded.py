@@ -73,7 +73,8 @@ def test_a_push_waits_while_capacity_rows_do_and_overwrites_none():
         fill(actor, 8)
         assert not s.can_insert()
         with pytest.raises(
-            WaitTimeout, match=r"Queue\(max_size=8\) holds a push of 2 rows; .*draw 2 more entries, 1 batch of 4"
+            WaitTimeout,
+            match=r"mode='bounded' with capacity=8 holds a push of 2 rows; .*draw 2 more entries, 1 batch of 4",
         ):
             actor.push(step(8, 2), timeout_s=0.0)
         assert ids(learner.pull()) == [0, 1, 2, 3]
@@ -183,14 +184,16 @@ def test_stale_rows_leave_their_places_to_others_at_once(schedule):
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("version", [None, 0])
-def test_a_push_that_becomes_too_old_while_it_waits_ends_then_and_was_not_taken(seed, version):
+def test_a_push_that_becomes_too_old_while_it_waits_ends_then_and_is_counted_as_stale(seed, version):
     def scene(clock: VirtualClock):
         with bounded(max_staleness=1, capacity=8, clock=clock, timeout_s=100.0) as s:
             actor = s.actor(4)
             fill(actor, 8)
 
+            late = s.actor()
+
             def push():
-                return s.actor().push(step(8), version=version)
+                return late.push(step(8), version=version)
 
             def advance():
                 for _ in range(2):
@@ -199,14 +202,94 @@ def test_a_push_that_becomes_too_old_while_it_waits_ends_then_and_was_not_taken(
                     # So that it has no place by the stale rows' leaving.
                     fill(actor, 8, 100 * s.version) if s.can_insert(8) else None
 
-            (error, at), (failed, _) = together(clock, push, advance)
-            assert isinstance(failed, type(None))
-            assert isinstance(error, FreshnessError), error
-            assert "rows of policy version 0 were pushed while the version is 2" in str(error)
-            assert at == 2.0
+            (taken, at), (failed, _) = together(clock, push, advance)
+            assert (taken, at, failed) == (0, 2.0, None)
+            assert s.info()["stale_rows"] == 8 + 1
+            assert s.info()["dropped_rows"] == 0
             assert 8 not in everything(s)
+            # It was right at the call, so its actor goes on; what isn't is refused.
+            assert late.push(step(9)) == 1
+            with pytest.raises(FreshnessError, match="rows of policy version 0 were pushed while the version is 2"):
+                late.push(step(10), version=0)
+            assert everything(s) == [9]
 
     played(seed, scene)
+
+
+@each_schedule
+@pytest.mark.parametrize("seed", range(3))
+def test_the_plain_loop_of_actors_that_are_faster_than_the_learner_goes_on(seed, schedule):
+    def scene(clock: VirtualClock):
+        with bounded(max_staleness=2, capacity=64, schedule=schedule, clock=clock, timeout_s=100.0) as s:
+            learner, over = s.learner(), threading.Event()
+            taken, left_out, got = [], [], []
+
+            def act(first: int):
+                actor = s.actor(16)
+                for number in range(first, first + 10_000, 16):
+                    if over.is_set():
+                        return
+                    (taken if actor.push(step(number, 16)) else left_out).extend(range(number, number + 16))
+
+            def learn():
+                for number in range(40):
+                    clock.sleep(1.0)
+                    batch = learner.pull()
+                    assert batch.info.version_lag.max() <= 2
+                    got.extend(ids(batch))
+                    if number % 2:
+                        s.advance()
+                over.set()
+                # Whoever waits by now goes stale.
+                for _ in range(3):
+                    s.advance()
+
+            outcomes = together(clock, lambda: act(0), lambda: act(10_000), learn)
+            assert [outcome for outcome, _ in outcomes] == [None] * 3
+            assert left_out, "none waited until it was stale: this shows nothing"
+            assert len(set(got)) == len(got) == 160
+            assert not set(got) & set(left_out)
+            assert s.info()["stale_rows"] == len(left_out) + len(taken) - len(got) - len(everything(s))
+
+    played(seed, scene)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_follows_a_row_that_went_stale_while_it_waited_is_not_its_predecessors_next(seed):
+    def scene(clock: VirtualClock):
+        derive = {"next_obs": conduit.Next("obs")}
+        with bounded(max_staleness=1, capacity=8, derive=derive, batch_size=1, clock=clock, timeout_s=100.0) as s:
+            actor = s.actor()
+            fill(s.actor(), 6)
+            s.advance()
+            fill(actor, 2, 100)
+
+            def advance():
+                clock.sleep(1.0)
+                s.advance()
+
+            (taken, _), _ = together(clock, lambda: actor.push(step(102), version=0), advance)
+            assert taken == 0
+            fill(actor, 2, 103)
+            got = everything(s)
+            assert got == [100, 103]
+
+    played(seed, scene)
+
+
+@pytest.mark.parametrize("schedule", [Schedule(), Schedule(g_ing=3)], ids=["in line", "in groups"])
+def test_a_batch_says_how_far_its_rows_were_behind_when_it_was_drawn(schedule):
+    with bounded(max_staleness=3, capacity=32, schedule=schedule) as s:
+        actor, learner = s.actor(), s.learner()
+        for version in range(4):
+            fill(actor, 2, 2 * version)
+            if version < 3:
+                s.advance()
+        first, second = learner.pull().info, s.sample(4).info
+        s.advance()
+        assert first.version_lag.tolist() == [3, 3, 2, 2]
+        assert second.version_lag.tolist() == [1, 1, 0, 0]
+        assert (first.store_version, first.policy_version.tolist()) == (3, [0, 0, 1, 1])
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -389,7 +472,7 @@ def test_after_a_restore_the_bound_is_the_same(tmp_path, schedule, lanes):
     [
         ({"max_staleness": None}, SettingError, r"mode='bounded' needs capacity=.* and max_staleness="),
         ({"capacity": None}, SettingError, r"mode='bounded' needs capacity="),
-        ({"max_staleness": -1}, SettingError, "max_staleness=-1: expected a whole number of policy versions ≥ 0"),
+        ({"max_staleness": -1}, SettingError, "max_staleness=-1: expected a whole number of at least 0"),
         ({"max_staleness": 1.5}, SettingError, "max_staleness=1.5: expected a whole number"),
         ({"max_staleness": True}, SettingError, "max_staleness=True: expected a whole number"),
         ({"capacity": 3}, CapacityError, "capacity=3 is below batch_size=4"),
@@ -419,7 +502,9 @@ def test_max_staleness_is_of_bounded_mode(mode):
 
 def test_a_push_larger_than_there_is_ever_room_for_beside_a_batch_is_refused():
     with bounded(capacity=8) as s:
-        with pytest.raises(SettingError, match=r"a push of 6 rows and a batch of 4 entries .* max_size of at least 9"):
+        with pytest.raises(
+            SettingError, match=r"capacity=8: a push of 6 rows and a batch of 4 entries .* a capacity of at least 9"
+        ):
             s.actor(6).push(step(0, 6))
         assert s.actor(5).push(step(0, 5)) == 5
 

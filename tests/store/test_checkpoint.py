@@ -639,7 +639,7 @@ def test_rows_of_any_tree_come_back_with_an_example(tmp_path, hold):
         one.save(tmp_path / "c")
         with no_thread_left(), pytest.raises(SchemaError, match=r"nest in nodes of your own.*restore\(example=\)"):
             restore(tmp_path / "c")
-        with pytest.raises(SchemaError, match="example has the leaves id"):
+        with pytest.raises(SchemaError, match=r"restore\(example=…\) has the leaves id"):
             restore(tmp_path / "c", example={"id": np.zeros(1, np.int32)})
         with restore(tmp_path / "c", lanes="continue", example=nested(0)) as other:
             for each in (actor, other.actor()):

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import conduit
 from conduit.core.archive import Archive
@@ -141,12 +143,12 @@ def test_another_stores_checkpoint_is_replaced_only_when_told_so(tmp_path):
         fill(other.actor(), 5, first=100)
         one.save(tmp_path / "c")
         before = contents(tmp_path / "c")
-        with pytest.raises(CheckpointError, match=r"expected no checkpoint there.*overwrite=True"):
+        with pytest.raises(CheckpointError, match=r"holds another store's checkpoint.*overwrite=True"):
             other.save(tmp_path / "c")
         assert contents(tmp_path / "c") == before
         assert other.save(tmp_path / "c", overwrite=True).written_rows == 5
         assert live_ids(tmp_path / "c") == list(range(100, 105))
-        with pytest.raises(CheckpointError, match="expected its generation 1 there"):
+        with pytest.raises(CheckpointError, match="holds another store's checkpoint"):
             one.save(tmp_path / "c")
         assert live_ids(tmp_path / "c") == list(range(100, 105))
         # All of it anew: what it once had there is gone.
@@ -154,6 +156,27 @@ def test_another_stores_checkpoint_is_replaced_only_when_told_so(tmp_path):
         assert live_ids(tmp_path / "c") == list(range(10))
         fill(one.actor(), 1, first=10)
         assert one.save(tmp_path / "c").written_rows == 1
+
+
+def test_through_a_link_it_is_the_same_folder(tmp_path):
+    (tmp_path / "run7").mkdir()
+    (tmp_path / "latest").symlink_to(tmp_path / "run7")
+    with store() as one:
+        fill(one.actor(), 10)
+        assert one.save(tmp_path / "latest").path == str(tmp_path / "run7")
+        for generation, name in ((2, "run7"), (3, "latest")):
+            saved = one.save(tmp_path / name)
+            assert (saved.generation, saved.written_rows) == (generation, 0)
+    with restore(tmp_path / "latest") as other:
+        assert other.save(tmp_path / "run7").generation == 4
+
+
+@pytest.mark.parametrize("path", [None, 3, True, "", b"", "a\0b", "\ud800\0"], ids=repr)
+def test_what_names_no_folder_is_refused_by_its_argument(path):
+    with store() as one, pytest.raises(CheckpointError, match=r"path=.*: expected the name of a folder"):
+        one.save(path)
+    with pytest.raises(CheckpointError, match=r"path=.*: expected the name of a folder"):
+        restore(path)
 
 
 def test_while_one_store_saves_another_is_refused(tmp_path, monkeypatch):
@@ -198,7 +221,10 @@ with conduit.Store.restore({str(tmp_path / "c")!r}) as s:
     assert s.save({str(tmp_path / "c")!r}).generation == 2
 """
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-        with pytest.raises(CheckpointError, match=r"holds generation 2 .* expected its generation 1"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"holds generation 2 of this store's checkpoint, and not generation 1: somebody restored from it and has saved since",
+        ):
             one.save(tmp_path / "c")
         one.save(tmp_path / "d")
     assert live_ids(tmp_path / "c") == live_ids(tmp_path / "d") == list(range(10))
@@ -393,6 +419,12 @@ def test_settings_that_can_not_be_others_are_refused_and_nothing_is_left(tmp_pat
         ({"sampler": conduit.Uniform()}, SettingError, "sampler was a Prioritized, and Uniform"),
         ({"tables": {}}, SettingError, r"restore\(tables=\[\]\).*are \['more'\]"),
         ({"tables": {"less": conduit.Table()}}, SettingError, r"tables=\['less'\]"),
+        ({"tables": {"more": conduit.Lifo()}}, SettingError, r"tables\['more'\] is Lifo\(\): expected a conduit.Table"),
+        ({"tables": {"more": None}}, SettingError, r"tables\['more'\] is None: expected a conduit.Table"),
+        ({"tables": ["more"]}, SettingError, r"tables=\['more'\]: expected a dict of names"),
+        ({"tables": 3}, SettingError, r"tables=3: expected a dict of names"),
+        ({"tables": 0}, SettingError, r"tables=0: expected a dict of names"),
+        ({"sampler": 3}, SettingError, r"sampler=3: expected a sampler"),
         ({"tables": {"more": conduit.Table(conduit.Fifo())}}, SettingError, r"tables\['more'\].sampler was a Lifo"),
         ({"lanes": "perhaps"}, SettingError, "'cut' or 'continue'"),
         ({"capacity": 3}, conduit.errors.CapacityError, "batch_size=4"),
@@ -411,6 +443,28 @@ def test_settings_that_can_not_be_others_are_refused_and_nothing_is_left(tmp_pat
         assert "alpha=0.1" in other.info()["tables"]["main"]["sampler"]
 
 
+@pytest.mark.parametrize("sampler", [conduit.Uniform(), conduit.Fifo()], ids=repr)
+@pytest.mark.parametrize("given", [None, 1, 2, 3])
+@pytest.mark.parametrize("saved", [None, 1, 2])
+def test_a_table_gives_rows_as_often_as_it_did_when_it_was_saved(tmp_path, sampler, saved, given):
+    with store(tables={"p": conduit.Table(sampler, max_times_sampled=saved)}) as one:
+        fill(one.actor(), 12)
+        one.sample(8, table="p")
+        one.save(tmp_path / "c")
+        tables = {"p": conduit.Table(sampler, max_times_sampled=given)}
+        if given == saved:
+            with restore(tmp_path / "c", tables=tables) as other:
+                assert printed(one.sample(4, table="p")) == printed(other.sample(4, table="p"))
+            return
+    with (
+        no_thread_left(),
+        pytest.raises(
+            SettingError, match=rf"tables\['p'\] was saved with max_times_sampled={saved}, and {given} can't go on"
+        ),
+    ):
+        restore(tmp_path / "c", tables=tables)
+
+
 def test_a_limiter_can_be_lifted_when_it_is_restored(tmp_path):
     # reverb#103: hangs because a loaded checkpoint brought back a blocking limiter.
     with store(limiter=conduit.SampleToInsertRatio(1.0, 4, 8.0), batch_size=2) as one:
@@ -423,6 +477,45 @@ def test_a_limiter_can_be_lifted_when_it_is_restored(tmp_path):
         fill(other.actor(), 1, first=12)
     with restore(tmp_path / "c", limiter=conduit.MinSize(1)) as other:
         fill(other.actor(), 30, first=12)
+
+
+@pytest.mark.parametrize("own_nodes", [False, True])
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"id": np.zeros(1)}, "leaf 'id' has dtype float64; expected int32"),
+        ({"id": np.zeros((1, 2), np.int32)}, r"leaf 'id' has shape \(1, 2\); expected \(rows, \)"),
+        ({"id": np.int32(3)}, "leaf 'id'.* no axes|leaf 'id' has shape"),
+        ({"id": None}, "missing 'id'|has the leaves state;"),
+        ({"more": np.zeros(1)}, "unexpected 'more'|has the leaves id, state, more;"),
+    ],
+)
+def test_an_example_of_another_form_than_the_rows_names_the_leaf(tmp_path, own_nodes, wrong, says):
+    def rows(**changed: Any) -> Any:
+        leaves = {"id": np.zeros(1, np.int32), "state": np.zeros(1, np.float32)} | changed
+        leaves = {name: leaf for name, leaf in leaves.items() if leaf is not None}
+        return OrderedDict(leaves) if own_nodes else leaves
+
+    with store() as one:
+        one.actor().push(rows())
+        one.save(tmp_path / "c")
+    for example, words in (
+        (rows(**wrong), says),
+        (3, "got int"),
+        (float("nan"), "got float"),
+        ({}, "at least one leaf|missing"),
+    ):
+        with no_thread_left(), pytest.raises(SchemaError, match=rf"^restore\(example=…\).*({words})"):
+            restore(tmp_path / "c", example=example)
+    restore(tmp_path / "c", example=rows()).close()
+
+
+def test_an_example_is_looked_at_even_where_no_row_says_what_it_should_be(tmp_path):
+    with store() as one:
+        one.save(tmp_path / "c")
+    with no_thread_left(), pytest.raises(SchemaError, match=r"restore\(example=…\): leaf .*got int, which is no array"):
+        restore(tmp_path / "c", example=3)
+    restore(tmp_path / "c", example=torch.zeros(2)).close()
 
 
 @each_backend

@@ -33,7 +33,7 @@ LIMITERS: Mapping[str, Limiter | None] = {
     "none": None,
     "min size": conduit.MinSize(3),
     "ratio": conduit.SampleToInsertRatio(1.0, 3, 9.0),
-    "queue": conduit.Queue(10),
+    "balance": conduit.SampleToInsertRatio(1.0, 1, (0, 10)),
 }
 SCHEDULES: Mapping[str, conduit.Schedule | None] = {
     "in line": None,
@@ -65,6 +65,7 @@ REMOVERS: Mapping[str, Sampling | None] = {
 TABLES: Mapping[str, dict[str, conduit.Table]] = {
     "one": {},
     "two": {"more": conduit.Table(conduit.Prioritized(), max_times_sampled=3)},
+    "queue": {"more": conduit.Table.queue(10)},
 }
 TIMES = {"ever": None, "twice": 2}
 PAIRS = [f"{one} to {other}" for one in BACKENDS for other in BACKENDS]
@@ -85,13 +86,13 @@ EVENTS = 50
 
 def why_refused(case: Case) -> str:
     """What a message says where the descriptions say that there is no such store; empty where there is."""
-    removed, limiter = case["remover"] != "oldest", case["limiter"]
+    removed = case["remover"] != "oldest"
     if removed and case["content"] != "rows":
         return "rows that stand alone"
     if removed and case["sampler"] in ("recency", "stratified"):
         return "goes by age"
-    if limiter == "queue" and case["times"] != "ever":
-        return "max_times_sampled=1"
+    if removed and case["tables"] == "queue":
+        return "rows that other tables keep"
     return ""
 
 

@@ -13,7 +13,7 @@ import conduit
 from conduit import End, Next, NStep, Stack, Trajectory, datasets
 from conduit.core.ordered import Lifo
 from conduit.datasets import Arrays, push_arrays, to_arrays
-from conduit.errors import SchemaError, SettingError
+from conduit.errors import PriorityError, SchemaError, SettingError
 from tests.links.reference import Next as ReferenceNext
 from tests.links.reference import Row, Stored, flat
 from tests.links.test_exhaustive import random_play
@@ -366,7 +366,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], list[str]]] = {
         without(ROWS, "next_obs"),
         {"final": {"obs": np.zeros(1)}},
         SchemaError,
-        ["'obs'", "1 rows", "2"],
+        ["'obs'", "1 rows", "expected 2 rows"],
     ),
     "another dtype after": (
         ROWS | {"next_obs": ROWS["next_obs"].astype(np.float64)},
@@ -374,6 +374,11 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], list[str]]] = {
         SchemaError,
         ["obs", "float64", "float32"],
     ),
+    "final of a number": (ROWS, {"final": 3}, SchemaError, ["final is a int", "dict of leaves"]),
+    "finals of numbers": (ROWS, {"final": {"obs": 3}}, SchemaError, ["final['obs'] is a int", "expected 2 rows"]),
+    "after a name": (ROWS, {"after": "next_obs"}, SettingError, ["after='next_obs'", "{'obs': 'next_obs'}"]),
+    "a priority": (ROWS, {"priority": 3.0}, PriorityError, ["priority is a float", "5 numbers"]),
+    "too few priorities": (ROWS, {"priority": np.ones(4)}, PriorityError, ["ndarray with 4 rows", "5 numbers"]),
     "another end": (ROWS, {"end": "terminated"}, SettingError, ["'terminated'", "'cut' or 'open'"]),
     "a lane that isn't": (ROWS, {"lane": 1}, SchemaError, ["lane 1"]),
 }
@@ -412,6 +417,19 @@ def test_what_a_store_gave_brings_its_own_finals():
     got = loaded(offline([2], "t"), after={"obs": "next_obs"})
     with store(derive=NEXT) as s, pytest.raises(SettingError, match="neither"):
         push_arrays(s.actor(), got, after={"obs": "next_obs"})
+
+
+@pytest.mark.parametrize("wrong", [3, None, "store"])
+def test_what_is_no_actor_or_no_store_is_refused(wrong):
+    with pytest.raises(SettingError, match=r"push_arrays\(actor=.*such as store\.actor\(\)"):
+        push_arrays(wrong, ROWS)
+    with pytest.raises(SettingError, match=r"to_arrays\(store=.*expected a conduit\.Store"):
+        to_arrays(wrong)
+    with store() as s:
+        with pytest.raises(SettingError, match=r"push_arrays\(actor=.*such as store\.actor\(\)"):
+            push_arrays(s, ROWS)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(SettingError, match=r"to_arrays\(store="):
+            to_arrays(s.actor())  # pyright: ignore[reportArgumentType]
 
 
 def test_of_a_store_that_never_had_rows_there_are_no_arrays():

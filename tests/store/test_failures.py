@@ -133,7 +133,10 @@ def test_a_foreign_exception_that_can_not_be_copied_is_every_later_errors_cause(
         actor, learner = s.actor(), s.learner()
         fill(actor, 8)
         for call in [learner.pull, *calls(s, actor, learner), lambda: s.sample(2)]:
-            with pytest.raises(OperatorError, match="it stopped since it could") as caught:
+            with pytest.raises(
+                SettingError,
+                match=r"Prioritized\(beta=…\) failed for batch 0, which stops a store .*: TwoArgumentsError: it stopped since it could",
+            ) as caught:
                 call()
             assert caught.value.__cause__ is error
 
@@ -167,7 +170,7 @@ def test_a_draw_that_fails_while_rows_are_pushed_stops_the_store_and_its_learner
 
             results = together(clock, act, learner.pull)
             for error, at in results:
-                assert isinstance(error, OperatorError)
+                assert isinstance(error, SettingError)
                 assert isinstance(error.__cause__, TwoArgumentsError)
                 assert at < 3.0
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 import conduit
 from conduit import Schedule
 from conduit.errors import ScheduleError, SettingError, WaitTimeout
-from tests.store.rows import fill, fingerprint, store
+from tests.store.rows import fill, fingerprint, step, store
 
 PREFETCH = [Schedule(), Schedule(g_del=2), Schedule(overlap_del=True), Schedule(overlap_del=True, g_del=3)]
 
@@ -122,3 +124,26 @@ def wait_until(holds) -> None:
     while not holds():
         assert time.perf_counter() < until
         time.sleep(0.002)
+
+
+def test_a_batch_that_was_prepared_ahead_tells_the_lag_of_its_draw_be_it_from_a_checkpoint(tmp_path):
+    with store(schedule=Schedule(overlap_del=True), sampler=conduit.Fifo(), max_times_sampled=1) as s:
+        actor, learner = s.actor(4), s.learner()
+        actor.push(step(0, 4))
+        assert s.advance() == 1
+        actor.push(step(4, 4))
+        assert learner.pull().info.version_lag.tolist() == [1] * 4
+        deadline = time.monotonic() + 5.0
+        while not learner.staged:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        for _ in range(3):
+            s.advance()
+        s.save(tmp_path / "saved")
+        with conduit.Store.restore(tmp_path / "saved", timeout_s=5.0) as other:
+            assert other.version == 4
+            for info in (learner.pull().info, other.learner().pull().info):
+                assert info.store_version == 1
+                assert info.version_lag.tolist() == [0] * 4
+                assert info.version_lag.dtype == np.int64
+                assert pickle.loads(pickle.dumps(info)).version_lag.tolist() == [0] * 4

@@ -65,7 +65,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "ratio, few times": {"limiter": SampleToInsertRatio(2, 4, (0, 24)), "max_times_sampled": 2},
     "min size": {"limiter": MinSize(9), "sampler": conduit.WithoutReplacement()},
     "queue": {"limiter": Queue(12), **QUEUE},
-    "balance": {"limiter": Queue(12)},
+    "balance": {"limiter": SampleToInsertRatio(1, 1, (0, 12))},
     "stack": {"limiter": Queue(12), "sampler": conduit.Lifo(), "max_times_sampled": 1, "remover": conduit.Lifo()},
     "none": {"max_times_sampled": 3},
     "two": {
@@ -226,7 +226,9 @@ def test_a_pull_that_a_limiter_holds_says_which_the_counters_and_the_way_out():
         for call in (learner.pull, lambda timeout_s: s.sample(4, timeout_s=timeout_s)):
             with pytest.raises(WaitTimeout) as caught:
                 call(timeout_s=0.0)
-            assert "MinSize(min_size=6) holds a draw of 4 entries; 4 rows can be drawn, 4 inserted" in str(caught.value)
+            assert "MinSize(min_size_to_sample=6) holds a draw of 4 entries; 4 rows can be drawn, 4 inserted" in str(
+                caught.value
+            )
             assert str(caught.value).endswith("push 2 more rows")
         fill(actor, 2, 4)
         assert learner.pull(timeout_s=0.0).info.number == 0
@@ -557,7 +559,7 @@ def test_preloading_a_queue_counts_what_can_be_drawn_so_that_nothing_more_is_los
 @pytest.mark.parametrize("seed", range(10))
 def test_preloading_lets_those_in_who_wait_already(seed):
     def scene(clock: VirtualClock):
-        with store(capacity=8, limiter=Queue(8), batch_size=1, clock=clock, timeout_s=math.inf) as s:
+        with store(capacity=8, limiter=Queue(8), **QUEUE, batch_size=1, clock=clock, timeout_s=math.inf) as s:
             fill(s.actor(), 8)
 
             def preload() -> None:
@@ -630,7 +632,7 @@ def test_a_restored_limiter_that_blocks_has_a_finite_timeout_says_why_and_can_be
         actor.push(step(12))
     with conduit.Store.restore(tmp_path / "checkpoint", limiter=MinSize(1), timeout_s=0.05) as s:
         fill(s.actor(), 50)
-        assert s.info()["tables"]["main"]["limiter"] == "MinSize(min_size=1)"
+        assert s.info()["tables"]["main"]["limiter"] == "MinSize(min_size_to_sample=1)"
         s.learner().pull()
     with conduit.Store.restore(tmp_path / "checkpoint", timeout_s=0.05) as s:
         with s.preloading():
@@ -667,7 +669,7 @@ CANT: dict[str, tuple[dict[str, Any], str]] = {
         {"limiter": SampleToInsertRatio(1, 4, 2.5), "schedule": Schedule(g_del=2)},
         "a batch of 8 entries could block each other for good; expected an error_buffer of at least 4",
     ),
-    "a queue shorter than a batch": ({"limiter": Queue(3)}, "expected a max_size of at least 4"),
+    "a queue shorter than a batch": ({"limiter": Queue(3), **QUEUE}, "expected a max_size of at least 4"),
     "a queue longer than the store": ({"limiter": Queue(9), **QUEUE}, "is longer than capacity=8"),
     "more draws than rows give": (
         {"limiter": SampleToInsertRatio(3, 1, 100), "max_times_sampled": 2},
@@ -683,7 +685,15 @@ CANT: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a queue that gives rows twice": (
         {"limiter": Queue(8), "sampler": Fifo(), "max_times_sampled": 2},
-        "expected max_times_sampled=1, or SampleToInsertRatio",
+        r"expected max_times_sampled=1 and sampler=Fifo\(\), such as conduit.Table.queue.*, or SampleToInsertRatio\(1",
+    ),
+    "a queue that gives rows again and again": (
+        {"limiter": Queue(8)},
+        "a queue gives each row once; expected max_times_sampled=1 and",
+    ),
+    "a table that is a queue for ever": (
+        {"tables": {"more": Table(Fifo(), limiter=Queue(8))}},
+        r"table 'more': Queue\(max_size=8\) with max_times_sampled=None: a queue gives each row once",
     ),
     "a queue beside another table, where a remover chooses": (
         {"limiter": Queue(8), **QUEUE, "remover": conduit.Lifo(), "tables": {"more": Table()}},
@@ -701,6 +711,74 @@ def test_a_limiter_that_can_not_be_met_or_kept_is_refused_at_construction(name):
     settings, said = CANT[name]
     with no_thread_left(), pytest.raises(SettingError, match=said):
         store(**{"capacity": 8, **settings})
+
+
+class Own:
+    """A limiter of the user's own, one method of which fails."""
+
+    def __init__(self, fails: str) -> None:
+        self.fails = fails
+
+    def _said(self, method: str, otherwise: Any) -> Any:
+        if method == self.fails:
+            raise ZeroDivisionError("a bug of mine")
+        return otherwise
+
+    def may_insert(self, rows: int, at: Any) -> bool:
+        return self._said("may_insert", at.inserted + at.pending + rows - at.sampled <= 8)
+
+    def may_sample(self, rows: int, at: Any) -> bool:
+        return self._said("may_sample", at.inserted >= at.sampled + rows)
+
+    def why_no_insert(self, rows: int, at: Any, batch_size: int = 1) -> str:
+        return self._said("why_no_insert", "Own() holds a push")
+
+    def why_no_sample(self, rows: int, at: Any) -> str:
+        return self._said("why_no_sample", "Own() holds a draw")
+
+    def check(self, *, capacity: int, batch_size: int, max_times_sampled: int | None) -> None: ...
+
+    def check_insert(self, rows: int, batch_size: int) -> None:
+        self._said("check_insert", None)
+
+    def check_sample(self, rows: int, push: int = 1) -> None:
+        self._said("check_sample", None)
+
+    def __repr__(self) -> str:
+        return "Own()"
+
+
+def push_and_draw(s: conduit.Store) -> None:
+    actor, learner = s.actor(4), s.learner()
+    for first in (0, 4):
+        actor.push(step(first, 4))
+    with pytest.raises(WaitTimeout, match=r"table 'main': Own\(\) holds a push"):
+        actor.push(step(8, 4), timeout_s=0.0)
+    for _ in range(2):
+        learner.pull()
+    with pytest.raises(WaitTimeout, match=r"Own\(\) holds a draw"):
+        s.sample(4, timeout_s=0.0)
+
+
+def test_a_limiter_of_ones_own_does_what_others_do():
+    with store(limiter=Own("nothing")) as s:
+        push_and_draw(s)
+        assert s.info()["tables"]["main"]["limiter"] == "Own()"
+
+
+@pytest.mark.parametrize(
+    "fails", ["may_insert", "may_sample", "why_no_insert", "why_no_sample", "check_insert", "check_sample"]
+)
+def test_what_a_limiter_of_ones_own_fails_with_names_it_and_its_table(fails):
+    with (
+        no_thread_left(),
+        store(limiter=Own(fails)) as s,
+        pytest.raises(
+            SettingError, match=r"Own\(\), the limiter of table 'main', failed to .*: ZeroDivisionError: a bug of mine"
+        ) as caught,
+    ):
+        push_and_draw(s)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_a_limiter_on_policy_is_refused():

@@ -7,7 +7,7 @@ import math
 import pickle
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -137,7 +137,16 @@ def test_what_samples_are_told_of_is_told_of_each_entry(stores):
     assert info.stores == ("offline", "online")
     assert info.rows == {"offline": slice(0, 3), "online": slice(3, 8)}
     for name, part in info.parts.items():
-        for told in ("keys", "probability", "priority", "age", "policy_version", "weight", "times_sampled"):
+        for told in (
+            "keys",
+            "probability",
+            "priority",
+            "age",
+            "policy_version",
+            "version_lag",
+            "weight",
+            "times_sampled",
+        ):
             assert getattr(info, told)[info.rows[name]].tolist() == getattr(part, told).tolist(), told
         assert set(info.frontier[info.rows[name]]) == {part.frontier}
         assert set(info.table_size[info.rows[name]]) == {part.table_size}
@@ -321,7 +330,10 @@ def test_a_store_without_priorities_is_left_out(stores):
             "no store -1; offline, online are 0 to 1",
         ),
         (lambda keys, source, fresh: (keys, source[1:], fresh), UnknownKeyError, "the number of its store"),
-        (lambda keys, source, fresh: (keys, source, list(fresh)), SchemaError, "got list"),
+        (lambda keys, source, fresh: (keys, source, list(fresh)), SchemaError, "priorities: got list"),
+        (lambda keys, source, fresh: (keys, source, None), SchemaError, "update_priorities: priorities: got NoneType"),
+        (lambda keys, source, fresh: (None, source, fresh), SchemaError, "update_priorities: keys: got NoneType"),
+        (lambda keys, source, fresh: (keys, 3, fresh), SchemaError, "update_priorities: source: got int"),
     ],
 )
 def test_an_update_that_means_nothing_changes_no_store(stores, change, error, message):
@@ -405,6 +417,24 @@ def test_a_mixture_goes_on_from_its_state(stores):
         Mixture({"offline": first["offline"]}, {"offline": 1}, 4).load(other.state())
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        *({}, None, 3, {"number": 1}, {"owed": {"offline": 0, "online": 0}}, {"number": 1, "owed": 3}),
+        *({"number": None, "owed": {}}, {"number": "x", "owed": {"offline": 0, "online": 0}}),
+        {"number": 1, "owed": {"offline": 0.5, "online": None}},
+    ],
+    ids=repr,
+)
+def test_what_is_no_mixtures_state_is_refused_and_changes_nothing(stores, state):
+    mixture = Mixture(stores(), HALVES, 8)
+    mixture.pull()
+    before = mixture.state()
+    with pytest.raises(SettingError, match=r"Mixture\.load\(state=.*expected what Mixture\.state\(\) returned"):
+        mixture.load(state)
+    assert mixture.state() == before
+
+
 def test_a_table_may_be_named(stores):
     both = stores(tables={"last": Table(Lifo())})
     batch = Mixture(both, HALVES, 4, tables={"online": "last"}).pull()
@@ -442,6 +472,17 @@ def test_shares_that_mean_nothing_are_refused_of_a_schedule_with_the_batchs_numb
     ("make", "message"),
     [
         (lambda both: Mixture({}, {}, 8), "has no stores"),
+        (lambda both: Mixture(cast(Any, 3), HALVES, 8), r"Mixture\(stores=3\): expected a dict by the stores' names"),
+        (lambda both: Mixture(cast(Any, None), HALVES, 8), r"Mixture\(stores=None\)"),
+        (lambda both: Mixture(cast(Any, list(both.values())), HALVES, 8), r"Mixture\(stores=\["),
+        (lambda both: Mixture(cast(Any, {3: both["online"]}), HALVES, 8), r"Mixture\(stores=\{3: "),
+        (lambda both: Mixture(both, HALVES, 8, tables=cast(Any, 3)), r"Mixture\(tables=3\): expected a dict"),
+        (lambda both: Mixture(both, HALVES, 8, tables=cast(Any, 0)), r"Mixture\(tables=0\): expected a dict"),
+        (
+            lambda both: Mixture(both, HALVES, 8, tables={"online": "old"}),
+            "store 'online' has no table 'old'; it has main",
+        ),
+        (lambda both: Mixture(both, HALVES, 8, tables=cast(Any, {"online": 3})), "'online' has no table 3"),
         (lambda both: Mixture(both | {"online": "the other"}, HALVES, 8), "store 'online' is a str"),
         (lambda both: Mixture(both | {"online": store(rollout_unit=8)}, HALVES, 8), "store 'online' is on-policy"),
         (lambda both: Mixture(both, HALVES, 0), "batch_size=0"),

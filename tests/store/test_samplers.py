@@ -429,6 +429,40 @@ def test_a_sampler_s_trouble_with_rows_or_priorities_stops_the_store_and_is_name
             actor.push_trajectory(content(range(8, 9)))
 
 
+class Startless:
+    """Its start() gives something else."""
+
+    prioritized = False
+
+    def __init__(self, gives: Any) -> None:
+        self.gives = gives
+
+    def start(self, capacity: int, seed: int, starts: Any = None) -> Any:
+        return self.gives
+
+    def __repr__(self) -> str:
+        return "Startless()"
+
+
+@pytest.mark.parametrize(
+    ("gives", "lacks"),
+    [
+        (object(), "highest_priority, insert, admit, exclude, missing, draw, update, state, load"),
+        (None, "insert"),
+        (conduit.Fifo(), "insert"),
+    ],
+    ids=repr,
+)
+def test_a_start_that_gives_no_sampler_is_refused_with_what_it_lacks(gives, lacks):
+    with (
+        no_thread_left(),
+        pytest.raises(
+            SamplerError, match=rf"Startless\(\) of table 'main': its start\(\) gave .*, which has no .*{lacks}"
+        ),
+    ):
+        store(sampler=Startless(gives))
+
+
 def test_a_table_without_priorities_takes_none():
     with store(tables={"plain": conduit.Table(conduit.Fifo())}, sampler=conduit.Prioritized()) as s:
         s.actor().push_trajectory(content(range(8)))
