@@ -51,8 +51,7 @@ def test_rows_that_a_hook_held_are_not_delivered_once_they_are_too_stale():
 
     with bounded(ingestion=[whole], max_staleness=1) as s:
         actor = s.actor()
-        open_row = {"terminated": np.array([False])}
-        actor.push(rows(0, **open_row))
+        actor.push(rows(0, terminated=np.array([False])))
         for _ in range(3):
             s.advance()
         actor.push(rows(1, terminated=np.array([True])))
