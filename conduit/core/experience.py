@@ -83,11 +83,6 @@ class Schema:
                 )
             if leaf.dtype.kind in "OSUMm" or (leaf.dtype.kind == "V" and leaf.dtype.names is not None):
                 raise SchemaError(f"{where}: leaf {path!r} has dtype {leaf.dtype}; expected a numeric or bool dtype")
-            if not leaf.dtype.isnative:
-                raise SchemaError(
-                    f"{where}: leaf {path!r} has dtype {leaf.dtype}, whose bytes are in another order than this machine's; expected "
-                    f"{leaf.dtype.newbyteorder('=')}: leaf.astype(leaf.dtype.newbyteorder('=')) makes it so"
-                )
             fields[path] = Field(leaf.shape[1:], leaf.dtype)
         return cls(fields, structure)
 

@@ -305,6 +305,14 @@ def _is_plain(tree: Tree) -> bool:
 
 def _push_schema(tree: Tree, where: str) -> Schema:
     schema = Schema.infer(tree, where)
+    for path, field in schema.fields.items():
+        # NumPy turns it around unasked where arrays are put together.
+        if not field.dtype.isnative:
+            native = field.dtype.newbyteorder("=")
+            raise SchemaError(
+                f"{where}: leaf {path!r} has dtype {field.dtype}, whose bytes are in another order than this machine's; expected {native}: "
+                f"leaf.astype({str(native)!r}) makes it so"
+            )
     for name in (TERMINATED, TRUNCATED):
         field = schema.fields.get(name)
         if field is not None and (field.dtype != np.bool_ or field.shape):

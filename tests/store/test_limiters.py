@@ -326,6 +326,7 @@ def test_counters_need_not_be_printed_by_hand():
             "sampler": "Uniform(replacement=True)",
             "limiter": "SampleToInsertRatio(samples_per_insert=2, min_size_to_sample=4, error_buffer=20)",
             "max_times_sampled": None,
+            "prioritized": False,
             "drawable_rows": 6,
             "inserted": 6,
             "sampled": 4,
