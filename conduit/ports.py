@@ -342,6 +342,7 @@ class Learner:
         self._path.outbox.discard_before(numbering.number(first))
         for request in dropped.values():
             self._path.delivery.give_up(request)
+            self._path.outbox.forgo(request.numbers)
 
     def _next(self, call: PortCall, deadline_s: float) -> Staged:
         """The next batch, for this `call` alone: others wait."""
@@ -468,6 +469,7 @@ class Learner:
             self._requests = {i: other for i, other in self._requests.items() if other is not request}
         if request is not None:
             self._path.delivery.give_up(request)
+            self._path.outbox.forgo(request.numbers)
 
     def _why(self, number: int) -> str:
         return f"{self._what(number)}: {self._missing(number)}"

@@ -318,6 +318,13 @@ class Outbox:
             )
             return self._pop(number)
 
+    def forgo(self, numbers: Sequence[int]) -> None:
+        """These batches, drawn or not, won't be put: nobody waits for copies of them any longer."""
+        with self._changed:
+            for copies in self._awaited:
+                copies.awaited.difference_update(numbers)
+            self._changed.notify_all()
+
     def discard_before(self, number: int) -> None:
         """No batch below `number` is wanted any more."""
         with self._changed:

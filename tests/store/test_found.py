@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -131,6 +132,43 @@ def test_a_save_does_not_hold_pushes_while_delivery_hooks_work(tmp_path: Path):
     with conduit.Store.restore(tmp_path / "saved", delivery=[slow]) as again:
         other = again.learner()
         assert [other.pull().info.keys.tolist() for _ in range(3)] == [batch.info.keys.tolist() for batch in rest]
+
+
+def test_a_save_does_not_wait_for_batches_that_advance_has_dropped(tmp_path: Path):
+    entered, opened = threading.Event(), threading.Event()
+
+    @conduit.register_delivery()
+    def slow(source, sink):
+        entered.set()
+        opened.wait(5.0)
+        sink.write(source.read())
+
+    with store(rollout_unit=8, batch_size=4, schedule=Schedule(overlap_del=True), delivery=[slow]) as s:
+        learner, saved = s.learner(), []
+        fill(s.actor(), 8)
+        threads = [
+            threading.Thread(target=lambda: _quietly(learner.pull)),
+            threading.Thread(target=lambda: saved.append(s.save(tmp_path / "saved"))),
+        ]
+        threads[0].start()
+        assert entered.wait(5.0)
+        threads[1].start()
+        time.sleep(0.2)
+        s.advance()
+        opened.set()
+        threads[1].join(5.0)
+        assert len(saved) == 1
+        s.cancel()
+        threads[0].join(5.0)
+    with conduit.Store.restore(tmp_path / "saved", delivery=[slow]) as again:
+        other = again.learner()
+        keys = np.concatenate([other.pull().info.keys for _ in range(2)])
+        assert sorted(keys.tolist()) == list(range(8))
+
+
+def _quietly(call) -> None:
+    with contextlib.suppress(conduit.errors.ConduitError):
+        call()
 
 
 def test_bytes_in_another_order_are_refused_when_they_are_pushed():
