@@ -189,7 +189,9 @@ class Simulation:
             return ""
         if parts.admission.may_insert(waiting[0].rows):
             return "a push could go on"
-        if self.plan.kind in ("queue", "stack", "bounded"):
+        # Between an `advance` and its place in the order, stale rows lie behind others that are about to be so, and take their places.
+        advances = self.plan.kind == "bounded" and self.order_version != self.store.version
+        if self.plan.kind in ("queue", "stack", "bounded") and not advances:
             main = self.tables["main"]
             assert isinstance(main.limiter, limiters.Queue)
             if main.size(parts.buffer.window) + self.pending + waiting[0].rows <= main.limiter.max_size:
