@@ -13,6 +13,14 @@ class CapacityError(ConduitError, MemoryError):
     """Rows don't fit where they should live; the message has the figures."""
 
 
+class TopologyError(ConduitError, ValueError):
+    """A topology that can't be: a missing edge or endpoint, a bandwidth of 0, or a file of another machine where that matters."""
+
+
+class MigrationError(ConduitError, RuntimeError):
+    """Rows couldn't be moved; they are whole where they were. `__cause__` is why."""
+
+
 class FreshnessError(ConduitError, ValueError):
     """Rows carry a policy version that the current iteration can't accept or, in mode "bounded", that is too old or yet to come."""
 

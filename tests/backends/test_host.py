@@ -1,4 +1,4 @@
-"""The host tiers' own promises: alignment, laziness, ownership, and how much memory is left."""
+"""The host tiers' own promises: alignment, laziness and ownership."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from conduit.backends.carving import ALIGNMENT
 from conduit.backends.disk import Disk
 from conduit.backends.host import HostTiers, PinnedMemory
-from conduit.backends.memory import free_host_bytes
 from conduit.core.experience import Schema
 from conduit.testing import address, assert_same, example_rows, on_host
 from conduit.topology.endpoint import DISK, PAGEABLE, PINNED
@@ -84,64 +83,3 @@ def test_pinned_columns_and_batches_come_from_the_pinned_memory_given():
     asked.clear()
     tiers.read(columns, np.arange(4), list(rows), PAGEABLE)
     assert asked == []
-
-
-MEMINFO = "MemTotal: 64000 kB\nMemFree: 100 kB\nMemAvailable: 32000 kB\n"
-
-
-def machine(root, files):
-    for path, text in {"proc/meminfo": MEMINFO, **files}.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
-    return root
-
-
-def test_free_memory_is_what_the_kernel_says_is_available(tmp_path):
-    assert free_host_bytes(machine(tmp_path, {})) == 32000 * 1024
-
-
-def test_a_cgroup_v2_limit_counts_and_so_does_its_parent_s(tmp_path):
-    group = "sys/fs/cgroup/pod/box"
-    files = {
-        "proc/self/cgroup": "0::/pod/box\n",
-        f"{group}/memory.max": "9000000\n",
-        f"{group}/memory.current": "5000000\n",
-        f"{group}/memory.stat": "anon 1\ninactive_file 1000000\n",
-    }
-    assert free_host_bytes(machine(tmp_path, files)) == 5_000_000
-    files |= {"sys/fs/cgroup/pod/memory.max": "7000000\n", "sys/fs/cgroup/pod/memory.current": "6000000\n"}
-    assert free_host_bytes(machine(tmp_path, files)) == 1_000_000
-
-
-def test_a_cgroup_v2_without_a_limit_does_not_count(tmp_path):
-    files = {
-        "proc/self/cgroup": "0::/\n",
-        "sys/fs/cgroup/memory.max": "max\n",
-        "sys/fs/cgroup/memory.current": "5000000\n",
-    }
-    assert free_host_bytes(machine(tmp_path, files)) == 32000 * 1024
-
-
-def test_a_cgroup_v1_limit_counts_where_the_container_sees_it(tmp_path):
-    files = {
-        "proc/self/cgroup": "5:cpu:/x\n4:memory:/docker/abc\n",  # a path of the host's, not mounted here
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "4000000\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": "3000000\n",
-        "sys/fs/cgroup/memory/memory.stat": "cache 5\ntotal_inactive_file 500000\n",
-    }
-    assert free_host_bytes(machine(tmp_path, files)) == 1_500_000
-    files["sys/fs/cgroup/memory/memory.limit_in_bytes"] = "9223372036854771712\n"
-    assert free_host_bytes(machine(tmp_path, files)) == 32000 * 1024
-
-
-def test_a_cgroup_past_its_limit_leaves_nothing(tmp_path):
-    files = {
-        "proc/self/cgroup": "0::/\n",
-        "sys/fs/cgroup/memory.max": "1000\n",
-        "sys/fs/cgroup/memory.current": "2000\n",
-    }
-    assert free_host_bytes(machine(tmp_path, files)) == 0
-
-
-def test_without_proc_the_machine_s_memory_is_the_answer(tmp_path):
-    assert free_host_bytes(tmp_path) > 1 << 20
