@@ -7,10 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
-from conduit.errors import CapacityError
+from conduit.errors import CapacityError, SettingError
+from conduit.topology.cluster import Topology
 from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
 Bytes = int | str
+
+KINDS = ("cpu_pageable", "cpu_pinned", "single_gpu", "shared_gpu", "mixed")
+"""Of placement (paper §5.1): host memory, one device, several, and devices with what doesn't fit there on the host."""
+
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{p}iB": 1024 ** (i + 1) for i, p in enumerate("KMGT")} | {
     f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")
@@ -33,10 +38,10 @@ class Placement:
             raise CapacityError(f"{self}: every share must be a finite number above 0; leave an unused endpoint out")
 
     @classmethod
-    def of(cls, asked: str | Endpoint | Placement | Sequence[str | Endpoint], known: Sequence[Endpoint]) -> Placement:
+    def of(cls, asked: Asked, known: Sequence[Endpoint]) -> Placement:
         """What `Store(placement=…)` means on a machine with the endpoints `known`: a Placement, an endpoint or several
-        with equal shares, by value or name ("pageable", "device:3"). "auto" is pageable host memory until measured
-        bandwidths choose."""
+        with equal shares, by value or name ("pageable", "device:3"). "auto" is pageable host memory, where nothing is planned; what
+        `asked_kinds` knows is for a plan to decide."""
         if isinstance(asked, Placement):
             placement = asked
         elif asked == "auto":
@@ -50,7 +55,8 @@ class Placement:
             try:
                 endpoints = tuple(Endpoint.parse(each) if isinstance(each, str) else each for each in several)
             except ValueError as error:
-                raise CapacityError(f"placement={asked!r}: {error}") from None
+                kinds = ", ".join(KINDS)
+                raise CapacityError(f"placement={asked!r}: {error}, or kinds of placement alone: {kinds}") from None
             placement = cls(endpoints, (1.0,) * len(endpoints))
         for endpoint in placement.endpoints:
             if endpoint not in known:
@@ -59,6 +65,67 @@ class Placement:
                     f"placement={asked!r}: this machine has no endpoint {endpoint} for the backend; it has {there}"
                 )
         return placement
+
+    def rows(self, capacity: int) -> dict[Endpoint, int]:
+        """Whole rows by endpoint that sum to `capacity`, each within one of its share."""
+        return dict(zip(self.endpoints, whole_rows(self.shares, capacity), strict=True))
+
+
+def whole_rows(shares: Sequence[float], rows: int) -> list[int]:
+    """`rows` in proportion to `shares`, each rounded down or up, by the largest remainder; the first of equal ones up."""
+    total = math.fsum(shares)
+    exact = [rows * share / total for share in shares]
+    whole = [math.floor(each) for each in exact]
+    largest_first = sorted(range(len(exact)), key=lambda at: whole[at] - exact[at])
+    for at in largest_first[: rows - sum(whole)]:
+        whole[at] += 1
+    return whole
+
+
+def even_rows(most: Sequence[int], capacity: int) -> list[int]:
+    """Rows that sum to `capacity`, as even as `most` allows, at least one each. What fits nowhere lies over all evenly."""
+    most = [max(1, each) for each in most]
+    rows = [0] * len(most)
+    left = capacity
+    for taken, at in enumerate(sorted(range(len(most)), key=lambda at: (most[at], -at))):
+        rows[at] = min(most[at], left // (len(most) - taken))
+        left -= rows[at]
+    return [each + more for each, more in zip(rows, whole_rows([1.0] * len(most), left), strict=True)]
+
+
+def capped_rows(shares: Sequence[float], capacity: int, most: Sequence[int]) -> list[int]:
+    """Rows in proportion to `shares`, at least one each, at most `most`; the first that may take what that leaves."""
+    rows = [min(max(1, each), cap) for each, cap in zip(whole_rows(shares, capacity), most, strict=True)]
+    left = capacity - sum(rows)
+    for at, cap in enumerate(most):
+        more = min(max(left, 1 - rows[at]), cap - rows[at])
+        rows[at] += more
+        left -= more
+    return rows
+
+
+Asked = str | Endpoint | Placement | Sequence[str | Endpoint]
+"""What a user may say of where rows should live: "auto", kinds, endpoints, or a Placement."""
+
+
+def asked_kinds(asked: Asked) -> tuple[str, ...] | None:
+    """Of which kinds a store's placement is to be chosen, in the order of KINDS, all for "auto"; None where `asked` names endpoints.
+    SettingError for kinds and endpoints together."""
+    several = asked if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
+    named = any(isinstance(each, str) and each in ("auto", *KINDS) for each in several)
+    return kinds_of("placement", asked) if named else None
+
+
+def kinds_of(name: str, asked: object) -> tuple[str, ...]:
+    """The kinds that `asked` allows, in the order of KINDS; all for "auto". SettingError for anything else."""
+    several = [asked] if isinstance(asked, str) else asked if isinstance(asked, Sequence) else []
+    if list(several) == ["auto"]:
+        return KINDS
+    unknown = [each for each in several if each not in KINDS]
+    if unknown or not several:
+        what = f"; {unknown[0]!r} is none of them" if unknown else ""
+        raise SettingError(f"{name}={asked!r}: expected 'auto' or one or more of {', '.join(KINDS)}{what}")
+    return tuple(kind for kind in KINDS if kind in several)
 
 
 def parse_budgets(budgets: Mapping[str, Bytes] | None) -> dict[Tier, int]:
@@ -74,6 +141,18 @@ def parse_budgets(budgets: Mapping[str, Bytes] | None) -> dict[Tier, int]:
             raise CapacityError(
                 f"budgets[{name!r}]={size!r}: {error}; expected a tier of {tiers} and a size such as '24GiB'"
             ) from None
+    return parsed
+
+
+def budgets_within(topology: Topology, budgets: Mapping[str, Bytes] | None) -> dict[Tier, int]:
+    """Budgets in bytes by tier. CapacityError for one above what some endpoint of its tier has in all."""
+    parsed = parse_budgets(budgets)
+    for at, memory in topology.memories.items():
+        if parsed.get(at.tier, 0) > memory.capacity_bytes:
+            raise CapacityError(
+                f"budgets[{at.tier.value!r}] is {format_bytes(parsed[at.tier])}, more than the {format_bytes(memory.capacity_bytes)} that "
+                f"{at} has in all; give at most that, or leave the budget out: what is free bounds it anyway"
+            )
     return parsed
 
 

@@ -6,10 +6,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from conduit.core.placement import Placement, format_bytes, parse_budgets, parse_bytes
-from conduit.errors import CapacityError
+from conduit.core.placement import (
+    KINDS,
+    Placement,
+    asked_kinds,
+    budgets_within,
+    capped_rows,
+    even_rows,
+    format_bytes,
+    kinds_of,
+    parse_budgets,
+    parse_bytes,
+    whole_rows,
+)
+from conduit.errors import CapacityError, SettingError
 from conduit.topology.endpoint import PAGEABLE, PINNED, Endpoint, Tier
+from tests.core.placement_oracle import GB, machine
 
 D0, D1 = Endpoint(Tier.DEVICE, 0), Endpoint(Tier.DEVICE, 1)
 KNOWN = (PAGEABLE, D0, D1)
@@ -116,3 +131,88 @@ def test_budgets_are_by_tier():
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 40, "3 TiB")])
 def test_sizes_are_printed_short(size, text):
     assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("asked", "kinds"),
+    [
+        ("auto", KINDS),
+        (["auto"], KINDS),
+        ("shared_gpu", ("shared_gpu",)),
+        (["mixed", "cpu_pinned", "mixed"], ("cpu_pinned", "mixed")),
+        ("pageable", None),
+        ("gpu", None),
+        (["device:0", "device:1"], None),
+        (D0, None),
+        (Placement((D0,)), None),
+        ([], None),
+    ],
+    ids=str,
+)
+def test_kinds_are_to_choose_from_and_endpoints_are_not(asked, kinds):
+    assert asked_kinds(asked) == kinds
+
+
+@pytest.mark.parametrize("asked", [["shared_gpu", "device:0"], ["shared_gpu", D0], ["auto", "mixed"], ["mixed", 3]])
+def test_kinds_and_endpoints_together_are_refused(asked):
+    with pytest.raises(
+        SettingError, match=r"placement=.*expected 'auto' or one or more of cpu_pageable.* is none of them"
+    ):
+        asked_kinds(asked)
+
+
+@pytest.mark.parametrize("asked", [None, 3, [], "gpu", b"mixed", {"mixed": 1}])
+def test_what_names_no_kind_is_refused(asked):
+    with pytest.raises(SettingError, match=r"candidates=.*: expected 'auto' or one or more of"):
+        kinds_of("candidates", asked)
+
+
+def test_an_unknown_name_is_told_of_the_kinds_there_are():
+    with pytest.raises(CapacityError, match="kinds of placement alone: cpu_pageable, cpu_pinned, single_gpu"):
+        Placement.of("gpu", KNOWN)
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9), st.integers(0, 10**9))
+def test_shares_become_whole_rows_that_sum(shares, rows):
+    whole = whole_rows(shares, rows)
+    assert sum(whole) == rows
+    assert all(abs(each - rows * share / sum(shares)) < 1 + 1e-6 for each, share in zip(whole, shares, strict=True))
+
+
+@given(st.lists(st.integers(1, 10**8), min_size=1, max_size=9))
+def test_rows_are_found_again_in_their_shares(rows):
+    capacity = sum(rows)
+    endpoints = tuple(Endpoint(Tier.DEVICE, at) for at in range(len(rows)))
+    placement = Placement(endpoints, tuple(each / capacity for each in rows))
+    assert list(placement.rows(capacity).values()) == rows
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=8), st.integers(8, 6000))
+def test_even_rows_are_as_even_as_there_is_room(most, capacity):
+    rows = even_rows(most, capacity)
+    assert sum(rows) == capacity
+    assert min(rows) >= 1
+    room = [max(1, each) for each in most]
+    if sum(room) >= capacity:
+        assert all(each <= cap for each, cap in zip(rows, room, strict=True))
+        # Whoever has fewer than another has no room for more.
+        assert all(each == cap or each >= max(rows) - 1 for each, cap in zip(rows, room, strict=True))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 1000)), min_size=1, max_size=8), st.data())
+def test_capped_rows_keep_to_their_caps(parts, data):
+    shares, most = [share + 1e-6 for share, _ in parts], [cap for _, cap in parts]
+    capacity = data.draw(st.integers(len(most), sum(most)))
+    rows = capped_rows(shares, capacity, most)
+    assert sum(rows) == capacity
+    assert all(1 <= each <= cap for each, cap in zip(rows, most, strict=True))
+
+
+def test_a_budget_above_what_there_is_is_refused_with_both_figures():
+    there = machine(2, 80 * GB)
+    assert budgets_within(there, {"device": "80GB"}) == {Tier.DEVICE: 80 * GB}
+    assert budgets_within(there, None) == {}
+    with pytest.raises(
+        CapacityError, match=r"budgets\['device'\] is 89.41 GiB, more than the 74.51 GiB that device:0 has in all"
+    ):
+        budgets_within(there, {"device": "96GB"})

@@ -1,0 +1,237 @@
+"""What a store's `placement=` becomes: as it was asked for, or what is planned once the rows' form is known (paper §5.2, §5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from conduit.core.backend import Backend
+from conduit.core.placement import KINDS, Asked, Placement, asked_kinds
+from conduit.core.placement_map import PlacementMap
+from conduit.core.planning import Plan, plan_for
+from conduit.core.ring import block_rows
+from conduit.core.transfer_plan import TransferPlan, solve
+from conduit.core.workload import Workload
+from conduit.errors import MigrationError, TopologyError
+from conduit.topology.cluster import Topology
+from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
+
+_MOST_RESERVE = 0.02
+"""Of each memory."""
+
+Held = Mapping[Endpoint, int]
+"""Bytes that rows take now, by endpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a store asks of any placement: see `Workload`. `grows`: whether its rows may become larger."""
+
+    capacity: int
+    batch_size: int
+    replay_ratio: float
+    staged_batches: int
+    grows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a store's rows are, or will go, and why. `plan`: all that could have been; its times are predictions."""
+
+    placement: Placement
+    why: str
+    plan: Plan
+
+    def __str__(self) -> str:
+        return f"rows are at {_named(self.placement)}: {self.why}\n{self.plan}"
+
+
+class Placer:
+    """Knows what was asked, which machine there is, and where learners are."""
+
+    def __init__(
+        self,
+        backend: Backend[Any],
+        asked: Asked,
+        budgets: Mapping[Tier, int],
+        demand: Demand,
+        topology: Topology | None,
+        here: Callable[[bool], Topology],
+    ) -> None:
+        """`topology`: None is what `here(True)` measures, once it is needed; `here(False)` is what is known without. CapacityError
+        for a placement that isn't to be had here, TopologyError for a topology without the backend's host memory."""
+        self._backend, self._budgets, self._demand, self._here = backend, budgets, demand, here
+        self._topology = None if topology is None else _shared_with(backend, topology)
+        kinds = asked_kinds(asked)
+        self._fixed = Placement.of(asked, backend.endpoints()) if kinds is None else None
+        self._kinds = KINDS if kinds is None else kinds
+        # Rows are dealt to endpoints in blocks: some get a block or two more than their share.
+        spare = 2 * len(backend.endpoints()) * block_rows(demand.capacity) / demand.capacity
+        self._reserve = min(spare, _MOST_RESERVE)
+        self._learners: list[Endpoint] = []
+        self._map: PlacementMap | None = None
+        self._plans: dict[tuple[Placement, Placement], TransferPlan] = {}
+
+    def join(self, landing: Endpoint) -> None:
+        """A learner takes its batches there."""
+        self._learners.append(landing)
+        # What was swept was for the others alone.
+        self._map = None
+
+    def fix(self, placement: Placement) -> None:
+        """From here on rows are where the user wants them."""
+        self._fixed = placement
+
+    def place(self, row_bytes: int, current: Placement | None = None, held: Held | None = None) -> Placement:
+        """Where rows of so many bytes go, which are at `current` as long as they are smaller. Where it can be, beside what those hold.
+        CapacityError with every candidate's shortfall where none fits."""
+        if self._fixed is not None:
+            return self._fixed
+        if not self._is_planned:
+            # Rows are made on the host and wanted there: nothing is faster, whatever the bandwidths.
+            return Placement()
+        if self._demand.grows and self._map is None:
+            self._sweep(row_bytes)
+        if self._map is not None and row_bytes <= self._map.regions[-1].last:
+            placement = self._map.at(row_bytes, current)
+            if not held or placement == current or _fit_beside(placement, row_bytes, self._map, held):
+                return placement
+        beside = self._plan(row_bytes, current, True, held)
+        return beside.placement if beside.choice is not None else self._plan(row_bytes, current, True).placement
+
+    def worth_moving(self, row_bytes: int, current: Placement, held: Held, iterations: int) -> Placement:
+        """Where rows at `current` should be by now: somewhere else if so many iterations there save more than the move takes."""
+        if self._fixed is not None or not self._is_planned:
+            return self._fixed or Placement()
+        plan = self._plan(
+            row_bytes, current, True, {at: size for at, size in held.items() if at not in current.endpoints}
+        )
+        better = self._plan(row_bytes, current, True, held).choice
+        now = next((each for each in plan.candidates if each.placement == current), None)
+        if better is None or now is None or better.placement == current:
+            return current
+        move = self.transfer_plan(current, better.placement, row_bytes)
+        saved_s = (now.transfer_s - better.transfer_s) * iterations
+        return better.placement if move is None or saved_s > move.predicted_s else current
+
+    def explain(self, row_bytes: int, current: Placement, held: Held, measure: bool) -> Explanation:
+        """Of rows that are at `current`. `measure` False: nothing is measured that hasn't been."""
+        self._known(measure, held)
+        return Explanation(current, self._why(), self._plan(row_bytes, current, measure, own=held))
+
+    def transfer_plan(self, before: Placement, after: Placement, row_bytes: int) -> TransferPlan | None:
+        """Who sends how many of all rows to whom; None where nothing is known of the bandwidths, or of one of the endpoints."""
+        topology, capacity = self._topology, self._demand.capacity
+        if topology is None or not topology.memories.keys() >= {*before.endpoints, *after.endpoints}:
+            return None
+        plan = self._plans.get((before, after))
+        if plan is None:
+            try:
+                plan = solve(topology, before.rows(capacity), after.rows(capacity), row_bytes)
+            except MigrationError:
+                # No bandwidth is known of a way: that doesn't say that there is none.
+                return None
+            self._plans[before, after] = plan
+        # Solved once: the rates are those of the sizes that it is for.
+        return replace(plan, row_bytes=row_bytes)
+
+    @property
+    def _is_planned(self) -> bool:
+        """Whether it depends on bandwidths where rows go."""
+        return self._topology is not None or self._kinds != KINDS or any(not at.is_host for at in self._learners)
+
+    def _why(self) -> str:
+        if self._fixed is not None:
+            return "as it was asked for"
+        if not self._is_planned:
+            return "they are made on the host and wanted there"
+        return "the fastest that fits"
+
+    def _plan(
+        self,
+        row_bytes: int,
+        current: Placement | None,
+        measure: bool,
+        held: Held | None = None,
+        own: Held | None = None,
+    ) -> Plan:
+        """`held`: what isn't to be counted on, beside what is taken; `own`: what the store's rows take, should free memory be looked up now."""
+        topology = self._known(measure, own)
+        if held:
+            left = {
+                at: replace(each, free_bytes=max(0, each.free_bytes - held.get(at, 0)))
+                for at, each in topology.memories.items()
+            }
+            topology = topology.changed(memories=left)
+        return plan_for(topology, self._workload(row_bytes), self._kinds, self._budgets, self._reserve, current)
+
+    def _workload(self, row_bytes: int) -> Workload:
+        demand = self._demand
+        return Workload(
+            row_bytes=max(1, row_bytes),
+            capacity=demand.capacity,
+            batch_size=demand.batch_size,
+            actors=(PAGEABLE,),
+            learners=tuple(self._learners) or (PAGEABLE,),
+            replay_ratio=demand.replay_ratio,
+            staged_batches=demand.staged_batches,
+        )
+
+    def _known(self, measure: bool, own: Held | None = None) -> Topology:
+        """The topology that was given, or this machine's, with the memory that rows of one's own take by now counted as free."""
+        if self._topology is not None:
+            return self._topology
+        found = _shared_with(self._backend, self._here(measure))
+        free = {
+            at: replace(each, free_bytes=min(each.capacity_bytes, each.free_bytes + (own or {}).get(at, 0)))
+            for at, each in found.memories.items()
+        }
+        found = found.changed(memories=free)
+        if measure:
+            self._topology = found
+        return found
+
+    def _sweep(self, row_bytes: int) -> None:
+        """Plans for all sizes that rows may come to, and for the moves from each to the next."""
+        topology = self._known(True)
+        largest = sum(each.free_bytes for each in topology.memories.values()) // self._demand.capacity
+        if largest <= row_bytes:
+            return
+        self._map = PlacementMap.sweep(
+            topology,
+            self._workload(row_bytes),
+            (max(1, row_bytes), largest),
+            kinds=self._kinds,
+            budgets=self._budgets,
+            reserve=self._reserve,
+        )
+        for before, after in self._map.transitions:
+            self.transfer_plan(before, after, row_bytes)
+
+
+def _fit_beside(placement: Placement, row_bytes: int, sizes: PlacementMap, held: Held) -> bool:
+    """Whether there is room for rows of so many bytes beside those that hold `held`."""
+    rows = placement.rows(sizes.workload.capacity)
+    return all(each * row_bytes + held.get(at, 0) <= sizes.topology.memory(at).free_bytes for at, each in rows.items())
+
+
+def _shared_with(backend: Backend[Any], topology: Topology) -> Topology:
+    """What a topology says of the backend's endpoints."""
+    there = backend.endpoints()
+    shared = [at for at in topology.endpoints if at in there]
+    if PAGEABLE not in shared:
+        raise TopologyError(
+            f"topology {topology.name!r} has {', '.join(map(str, topology.endpoints))}; the {backend.name} backend has "
+            f"{', '.join(map(str, there))}: expected a topology with {PAGEABLE}, where actors make rows"
+        )
+    return topology.only(shared)
+
+
+def _named(placement: Placement) -> str:
+    total = sum(placement.shares)
+    if len(placement.endpoints) == 1:
+        return str(placement.endpoints[0])
+    return ", ".join(
+        f"{at} {share / total:.0%}" for at, share in zip(placement.endpoints, placement.shares, strict=True)
+    )
