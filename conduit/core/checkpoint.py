@@ -22,8 +22,10 @@ from conduit.core.backend import Backend
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.episodes import End, Rows
 from conduit.core.experience import Field, Schema, Tree, leaf_paths, map_leaves
+from conduit.core.growth import Growth
 from conduit.core.halt import Halt
 from conduit.core.ingestion import Ingestion
+from conduit.core.journal import Copying
 from conduit.core.order import Order
 from conduit.core.plain import Arrays, Packer, is_plain
 from conduit.core.rollout import Rollout
@@ -64,7 +66,7 @@ class Saved:
     written_bytes: int
     files: int
     paused_s: float
-    """For how long pushes and draws had to wait at the end: for what had changed meanwhile, and for what is kept beside the rows."""
+    """For how long pushes and draws had to wait at the end: while rows were copied that had come meanwhile."""
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class Parts:
     rollout: Rollout
     ingestion: Ingestion
     tables: Mapping[str, LiveTable]
+    growth: Growth | None = None
 
 
 class Saver:
@@ -121,7 +124,7 @@ class Saver:
             with archive.writing(self.owner, generation, overwrite) as writer:
                 usable = known is not None and all(each.file in writer.present for each in (*known.rows, *known.finals))
                 series = partial(Series, parts.order, parts.backend, parts.buffer, writer)
-                rows = series(RowSource(parts.buffer), known.rows if known and usable else [])
+                rows = series(RowSource(parts.buffer, parts.order, deadline_s), known.rows if known and usable else [])
                 finals = series(FinalSource(parts.buffer), known.finals if known and usable else [])
                 for each in (rows, finals):
                     each.catch_up(deadline_s)
@@ -160,27 +163,31 @@ class Saver:
         ports: Callable[[], tuple[Mapping[str, Any], Callable[[float], None]]],
         deadline_s: float,
     ) -> tuple[dict[str, Any], int, float]:
-        """In one turn: copies of all that isn't written yet; how many rows there are, and how long the turn took."""
+        """As all is in one turn: copies of what isn't written yet; how many rows there are, and how long the turn took. In it are copied
+        only rows that came since the last pass, and what is few; arrays by slot afterwards, as they were."""
         parts = self.parts
         with parts.order.changed:
             rollout = dict(parts.rollout.state())
             turn = parts.order.enter_held()
-        with parts.order.serve(turn, deadline_s, lambda: "rows that were pushed before are still being ingested"):
-            began_s = parts.halt.clock.now()
-            buffer = parts.buffer
-            rows.rest()
-            finals.rest()
-            ports_state, finish = ports()
-            state = {
-                "rollout": _kept(rollout),
-                "chain": _kept(parts.ingestion.held()),
-                "tables": {name: table.state(buffer.window) for name, table in parts.tables.items()},
-                "buffer": buffer.state(),
-                "push_schema": _schema_state(parts.signature.schema),
-                "stored_schema": _schema_state(buffer.schema),
-                "ports": ports_state,
-            }
-            live, paused_s = len(buffer), parts.halt.clock.now() - began_s
+        with Copying() as copying:
+            with parts.order.serve(turn, deadline_s, lambda: "rows that were pushed before are still being ingested"):
+                began_s = parts.halt.clock.now()
+                buffer = parts.buffer
+                rows.rest()
+                finals.rest()
+                ports_state, finish = ports()
+                state = {
+                    "rollout": _kept(rollout),
+                    "chain": _kept(parts.ingestion.held()),
+                    "tables": {name: table.state(buffer.window, copying.later) for name, table in parts.tables.items()},
+                    "buffer": buffer.state(copying.later),
+                    "growth": None if parts.growth is None else _kept(parts.growth.state()),
+                    "push_schema": _schema_state(parts.signature.schema),
+                    "stored_schema": _schema_state(buffer.schema),
+                    "ports": ports_state,
+                }
+                live, paused_s = len(buffer), parts.halt.clock.now() - began_s
+            state = copying.settled(state)
         finish(deadline_s)
         return state, live, paused_s
 
@@ -226,20 +233,28 @@ class Loader:
             buffer.prepare(stored)
             saved, window = buffer.load(state["buffer"])
             dropped = window.first - saved.first
-            self._fill(buffer)
+            self._fill(buffer, parts.growth)
             for name, table in parts.tables.items():
                 if name in state["tables"]:
                     table.load(state["tables"][name], saved, window)
         schemas = [schema for schema in (pushed, stored) if schema is not None]
+        if parts.growth is not None and state.get("growth") is not None:
+            parts.growth.load(_taken_up(state["growth"], schemas), pushed)
         parts.ingestion.load(_taken_up(state["chain"], schemas))
         parts.rollout.load(_taken_up(state["rollout"], schemas), left)
         parts.ingestion.catch_up()
         return dropped
 
-    def _fill(self, buffer: ExperienceBuffer) -> None:
-        put = 0
+    def _fill(self, buffer: ExperienceBuffer, growth: Growth | None) -> None:
+        put, stored = 0, buffer.schema
+        assert stored is not None
+
+        def filled(arrays: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+            # They may have been written before rows grew.
+            return arrays if growth is None else growth.declared.padded(arrays, stored)
+
         for keys, arrays in read_segments(self._reading, self.known.rows):
-            put += buffer.put(keys, arrays)
+            put += buffer.put(keys, filled(arrays))
         if put != len(buffer):
             raise CheckpointError(
                 f"{self._reading.path}: it should hold {len(buffer)} rows, and {put} of them are there; it was not written whole"
@@ -250,7 +265,7 @@ class Loader:
         for numbers, arrays in read_segments(self._reading, self.known.finals):
             live = numbers >= finals.first
             if np.count_nonzero(live):
-                finals.put(int(numbers[live][0]), {path: each[live] for path, each in arrays.items()})
+                finals.put(int(numbers[live][0]), {path: each[live] for path, each in filled(arrays).items()})
 
 
 def _kept(held: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from conduit.core.journal import Copy, at_once
 from conduit.core.limiter import Counters, Limiter
 from conduit.core.ring import Window
 from conduit.core.sampling import Draw, Sampler, Sampling, State
@@ -75,7 +76,8 @@ class CustomSampler:
     def update(self, keys: Keys, priority: Floats) -> None:
         self._ask("update priorities", lambda: self._sampler.update(keys, priority))
 
-    def state(self, window: Window) -> State:
+    def state(self, window: Window, copy: Copy = at_once) -> State:
+        # It has no journals: what it tells is in memory of its own when the turn ends.
         return self._ask("tell its state", lambda: self._sampler.state(window))
 
     def load(self, state: State, window: Window) -> None:

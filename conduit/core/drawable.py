@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conduit.core.journal import Copy, at_once
 from conduit.core.ring import Window
 from conduit.core.starts import Starts
 from conduit.errors import SettingError
 
 Keys = NDArray[np.int64]
-
-_BLOCK = 1 << 16
-"""How many rows are looked at together where all are."""
 
 
 class Drawable:
@@ -70,12 +68,11 @@ class Drawable:
             return short_of(rows, starts.count, starts.count)
         return too_few(window, starts, rows)
 
-    def excluded(self, window: Window) -> Keys:
-        """Live rows that were excluded; none where `Starts` were given, which know."""
+    def excluded(self, window: Window, copy: Copy = at_once) -> Any:
+        """Live rows that were excluded, as keys; none where `Starts` were given, which know."""
         if self._given is not None or self.starts is None:
             return np.zeros(0, np.int64)
-        keys = np.arange(window.first, window.stop)
-        return keys[~self.starts.at(keys % self._capacity)]
+        return copy(self.starts.journal, "drawable", window, lambda drawable: window.first + np.flatnonzero(~drawable))
 
     def load(self, excluded: Keys, window: Window) -> None:
         """`window`'s rows are live; those of `excluded` were excluded."""
@@ -113,17 +110,6 @@ def why_not_drawable(live: int, *, waiting: int, unfinished_groups: int | None, 
     ]
     told = "; ".join(filter(None, reasons))
     return f": {told}. More rows would do" if told else ""
-
-
-def count_spent(times: NDArray[np.uint32] | None, most: int | None, window: Window, starts: Starts | None) -> int:
-    """How many of `window`'s rows, of those that `starts` names if there are any, were drawn `most` times. `times`: by slot."""
-    spent = 0
-    if times is not None and most is not None:
-        for first in range(window.first, window.stop, _BLOCK):
-            slots = np.arange(first, min(first + _BLOCK, window.stop)) % len(times)
-            drawn = times.take(slots) >= most
-            spent += int(np.count_nonzero(drawn if starts is None else drawn & starts.at(slots)))
-    return spent
 
 
 def _of(rows: int, live: int) -> str:

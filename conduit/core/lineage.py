@@ -13,6 +13,7 @@ from conduit.core.candidates import NONE, Candidates
 from conduit.core.episodes import End
 from conduit.core.groups import Groups
 from conduit.core.items import Needs
+from conduit.core.journal import Copy, at_once
 from conduit.core.links import Links
 from conduit.core.ring import Window
 from conduit.core.starts import Starts
@@ -125,9 +126,9 @@ class Lineage:
             return self._groups.oldest_waiting(self.links.oldest)
         return self._candidates.oldest_waiting(self._place, self.links.oldest)
 
-    def state(self, window: Window) -> dict[str, Any]:
+    def state(self, window: Window, copy: Copy = at_once) -> dict[str, Any]:
         """All of it, for a checkpoint, in arrays of its own. What is known of a row is told by age, or names the row by its key."""
-        state = {**self.links.state(window), "drawable": self.starts.state(window)}
+        state = {**self.links.state(window, copy), "drawable": self.starts.state(window, copy)}
         if self._groups is not None:
             return state | self._groups.state()
         lanes = {"newest": self._newest.copy(), "place": self._place.copy()}

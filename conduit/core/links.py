@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.episodes import End
+from conduit.core.journal import Copy, Journal, at_once
 from conduit.core.machine_code import load
-from conduit.core.ring import Window, by_age
+from conduit.core.ring import Window
 
 Keys = NDArray[np.int64]
 
@@ -47,6 +48,7 @@ class Links:
         self._back = np.zeros(capacity, dtype)
         """Distance to the predecessor, live or not; 0 at an episode's first row."""
         self._end = np.zeros(capacity, np.uint8)
+        self._journal = Journal({"onward": self._onward, "back": self._back, "end": self._end})
         self.oldest = 0
         """The first live key."""
         # Compiled for int32 links.
@@ -60,6 +62,8 @@ class Links:
             self.put(first, ends[:head])
             self.put(first + head, ends[head:])
             return
+        if self._journal.on:
+            self._journal.before_range(low, low + rows)
         self._onward[low : low + rows] = 0
         self._back[low : low + rows] = 0
         self._end[low : low + rows] = ends
@@ -67,6 +71,8 @@ class Links:
     def connect(self, keys: Keys, before: Keys) -> None:
         """Row `keys[i]` is the successor of row `before[i]`, which may be evicted; -1: it has no predecessor."""
         distance = keys - before
+        if self._journal.on:
+            self._journal.before(np.concatenate([before, keys]) % self._capacity)
         if np.minimum.reduce(before) >= self.oldest:
             self._onward[before % self._capacity] = distance
             self._back[keys % self._capacity] = distance
@@ -84,16 +90,23 @@ class Links:
             self.chain(first + head, rows - head)
             self.connect(np.array([first + head]), np.array([first + head - 1]))
             return
+        if self._journal.on:
+            self._journal.before_range(low, low + rows)
         self._onward[low : low + rows - 1] = 1
         self._back[low + 1 : low + rows] = 1
 
     def conclude(self, keys: Keys, numbers: NDArray[np.int64]) -> None:
         """Row `keys[i]` ended with final `numbers[i]`."""
+        if self._journal.on:
+            self._journal.before(keys % self._capacity)
         self._onward[keys % self._capacity] = ~(numbers % _FARTHEST)
 
     def cut(self, key: int) -> None:
         """Nothing will follow this row."""
-        self._end[key % self._capacity] = _CUT
+        slot = key % self._capacity
+        if self._journal.on:
+            self._journal.before_range(slot, slot + 1)
+        self._end[slot] = _CUT
 
     def finals_among(self, first: int, rows: int) -> int:
         """How many of rows [first, first + rows), at most as many as slots, have finals."""
@@ -151,10 +164,9 @@ class Links:
         after = np.where(onward > 0, keys + onward, -1)
         return Linked(self.begins(keys), after, self._end.take(keys % self._capacity), final)
 
-    def state(self, window: Window) -> dict[str, NDArray[Any]]:
+    def state(self, window: Window, copy: Copy = at_once) -> dict[str, Any]:
         """What is known of each row of `window`, by age."""
-        known = {"onward": self._onward, "back": self._back, "end": self._end}
-        return {name: by_age(part, window) for name, part in known.items()}
+        return {name: copy(self._journal, name, window) for name in self._journal.arrays}
 
     def load(self, state: Mapping[str, NDArray[Any]], window: Window) -> None:
         """Goes on from `state`, of which only the last rows may be there still, in links that were just made."""

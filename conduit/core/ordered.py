@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.drawable import live_keys, short_of, slot_ranges, still_live
+from conduit.core.journal import Copy, Journal, at_once
 from conduit.core.ring import Window
 from conduit.core.sampling import Draw, Sampler, State
 from conduit.core.starts import Starts
@@ -122,15 +122,17 @@ class _OrderedSampler:
         slots = keys % self._capacity
         self._tree.move(slots, self._pairs(priority, self._tree.ranks(slots).imag))
 
-    def state(self, window: Window) -> State:
-        slots = np.arange(window.first, window.stop) % self._capacity
-        ranks = self._tree.ranks(slots)
-        order = ranks.imag if self._by_priority else self._by_age * ranks.real
-        state: dict[str, Any] = {"first": window.first, "came": self._came, "order": order.astype(np.int64)}
-        if self._by_priority:
-            state["priority"] = self._by_priority * ranks.real
+    def state(self, window: Window, copy: Copy = at_once) -> State:
+        journal, by_age, by_priority = self._tree.journal, self._by_age, self._by_priority
+
+        def order(ranks: Ranks) -> Keys:
+            return (ranks.imag if by_priority else by_age * ranks).astype(np.int64)
+
+        state = {"first": window.first, "came": self._came, "order": copy(journal, "ranks", window, order)}
+        if by_priority:
+            state["priority"] = copy(journal, "ranks", window, lambda ranks: by_priority * np.real(ranks))
         if self._starts is None:
-            state["drawable"] = self._tree.shown(slots)
+            state["drawable"] = copy(journal, "shown", window)
         return state
 
     def load(self, state: State, window: Window) -> None:
@@ -164,6 +166,7 @@ class RankTree:
         self._last = dtype.type(complex(_LAST, _LAST) if dtype.kind == "c" else _LAST)
         self._ranks = np.zeros(roots << _BITS * depth, dtype)
         self._shown = np.zeros(len(self._ranks), np.bool_)
+        self.journal = Journal({"ranks": self._ranks[:places], "shown": self._shown[:places]})
         self._lowest = [np.full(roots << _BITS * level, self._last) for level in reversed(range(depth))]
         """From the groups of places up."""
         self._roots = roots
@@ -180,6 +183,8 @@ class RankTree:
     def put(self, start: int, stop: int, ranks: Ranks, shown: Flags) -> None:
         """Sets places [start, stop). What is above them waits: for more places after them, or for the first who asks."""
         self.count += int(np.count_nonzero(shown)) - int(np.count_nonzero(self._shown[start:stop]))
+        if self.journal.on:
+            self.journal.before_range(start, stop)
         self._ranks[start:stop], self._shown[start:stop] = ranks, shown
         if start != self._pending_stop or stop - self._pending > _MOST_PENDING:
             self._settle()
@@ -188,18 +193,24 @@ class RankTree:
 
     def move(self, places: Keys, ranks: Ranks) -> None:
         """Sets the ranks of places, shown or hidden; of one that occurs twice, the last stays."""
+        if self.journal.on:
+            self.journal.before(places)
         self._ranks[places] = ranks
         self._climb(places)
 
     def show(self, places: Keys) -> None:
         """Distinct places are shown from now on."""
         self.count += len(places) - int(np.count_nonzero(self._shown.take(places)))
+        if self.journal.on:
+            self.journal.before(places)
         self._shown[places] = True
         self._climb(places)
 
     def hide(self, places: Keys) -> None:
         """Distinct places are hidden from now on."""
         self.count -= int(np.count_nonzero(self._shown.take(places)))
+        if self.journal.on:
+            self.journal.before(places)
         self._shown[places] = False
         self._climb(places)
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.drawable import distinct, live_keys, short_of, slot_ranges, still_live
+from conduit.core.journal import Copy, Journal, at_once
 from conduit.core.priority_tree import PriorityTree, compiled
 from conduit.core.ring import Window
 from conduit.core.sampling import Draw, DrawStream, Sampler, State
@@ -47,6 +48,7 @@ class _PassSampler:
         self._starts = starts
         self._left = PriorityTree(capacity, compiled())
         self._drawable = np.zeros(capacity, np.bool_)
+        self._journal = Journal({"drawable": self._drawable})
         self._count = 0
 
     def insert(self, first_key: int, rows: int, priority: Floats | None) -> None:
@@ -56,12 +58,16 @@ class _PassSampler:
     def admit(self, keys: Keys) -> None:
         slots = keys % self._capacity
         self._count += len(slots) - int(np.count_nonzero(self._drawable.take(slots)))
+        if self._journal.on:
+            self._journal.before(slots)
         self._drawable[slots] = True
         self._left.set(slots, np.ones(len(slots)))
 
     def exclude(self, keys: Keys) -> None:
         slots = keys % self._capacity
         self._count -= int(np.count_nonzero(self._drawable.take(slots)))
+        if self._journal.on:
+            self._journal.before(slots)
         self._drawable[slots] = False
         self._left.set(slots, np.zeros(len(slots)))
 
@@ -90,11 +96,10 @@ class _PassSampler:
             "the sampler is WithoutReplacement: rows have no priorities; use sampler=conduit.Prioritized()"
         )
 
-    def state(self, window: Window) -> State:
-        slots = np.arange(window.first, window.stop) % self._capacity
-        state = {"first": window.first, "left": self._left.get(slots) > 0.0}
+    def state(self, window: Window, copy: Copy = at_once) -> State:
+        state = {"first": window.first, "left": copy(self._left.journal, "leaves", window, lambda leaf: leaf > 0.0)}
         if self._starts is None:
-            state["drawable"] = self._drawable.take(slots)
+            state["drawable"] = copy(self._journal, "drawable", window)
         return state
 
     def load(self, state: State, window: Window) -> None:
@@ -108,6 +113,8 @@ class _PassSampler:
         for start, stop, those in slot_ranges(first_key, len(drawable), self._capacity):
             had = np.count_nonzero(self._drawable[start:stop])
             self._count += int(np.count_nonzero(drawable[those])) - int(had)
+            if self._journal.on:
+                self._journal.before_range(start, stop)
             self._drawable[start:stop] = drawable[those]
             self._left.set_range(start, left[those], stop)
 

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.drawable import Drawable, live_keys, require, slot_ranges, still_live
+from conduit.core.journal import Copy, Journal, at_once
 from conduit.core.priority_tree import PriorityTree, compiled
-from conduit.core.ring import Window, by_age
+from conduit.core.ring import Window
 from conduit.core.sampling import Draw, DrawStream, Sampler, State
 from conduit.core.starts import Starts
 from conduit.errors import SettingError
@@ -89,6 +90,8 @@ class _PrioritySampler:
         self._drawable = Drawable(capacity, starts)
         self._tree = PriorityTree(capacity, compiled())
         self._raw = np.zeros(capacity)
+        self._journal = Journal({"priority": self._raw})
+        """Leaves follow from the priorities, and sums from the leaves."""
         self._highest = 1.0
         self._default = (0.0, 0.0)
         self._had_zeros = False
@@ -152,17 +155,19 @@ class _PrioritySampler:
             return
         raised = priority + self._settings.eps
         slots = keys % self._capacity
+        if self._journal.on:
+            self._journal.before(slots)
         self._raw[slots] = raised
         leaf, starts = self._leaf(raised), self._drawable.starts
         self._tree.set(slots, leaf if starts is None else leaf * starts.at(slots))
         self._highest = max(self._highest, float(np.maximum.reduce(raised)))
 
-    def state(self, window: Window) -> State:
+    def state(self, window: Window, copy: Copy = at_once) -> State:
         return {
             "first": window.first,
-            "priority": by_age(self._raw, window),
+            "priority": copy(self._journal, "priority", window),
             "highest": self._highest,
-            "excluded": self._drawable.excluded(window),
+            "excluded": self._drawable.excluded(window, copy),
         }
 
     def load(self, state: State, window: Window) -> None:
@@ -188,6 +193,8 @@ class _PrioritySampler:
         return raw, self._leaf(raw)
 
     def _fill(self, start: int, stop: int, raw: Floats | float, leaf: Floats | float) -> None:
+        if self._journal.on:
+            self._journal.before_range(start, stop)
         self._raw[start:stop] = raw
         self._tree.set_range(start, leaf, stop)
 

@@ -9,6 +9,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
+from conduit.core.journal import Journal
 from conduit.core.machine_code import load
 
 MOST_ROOTS = 4096
@@ -51,6 +52,7 @@ class PriorityTree:
         # From the leaves up: a level's nodes, 16 siblings a row, and their sums.
         self._climbs = [(below.reshape(-1, 1 << _BITS), above) for below, above in pairwise(levels)]
         self._leaves, self._roots = levels[0], levels[-1]
+        self.journal = Journal({"leaves": self._leaves[:leaves]})
         self._sums = np.zeros(roots + 1)
         self._sums_known = True
         self._pending = self._pending_stop = 0
@@ -74,6 +76,8 @@ class PriorityTree:
 
     def set(self, index: Index, values: Floats) -> None:
         """Sets leaves; of an index that occurs twice, the last value stays."""
+        if self.journal.on:
+            self.journal.before(index)
         self._leaves[index] = values
         self._sums_known = False
         if self._kernels is not None:
@@ -85,6 +89,8 @@ class PriorityTree:
 
     def set_range(self, start: int, values: Floats | NDArray[np.bool_] | float, stop: int) -> None:
         """Sets leaves [start, stop). What is above them waits: for more leaves after them, or for the first who asks."""
+        if self.journal.on:
+            self.journal.before_range(start, stop)
         self._leaves[start:stop] = values
         self._sums_known = False
         if start != self._pending_stop or stop - self._pending > _MOST_PENDING:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.drawable import Drawable, distinct, first_distinct
+from conduit.core.journal import Copy, at_once
 from conduit.core.ring import Window
 from conduit.core.starts import Starts
 from conduit.errors import PriorityError, SettingError
@@ -76,13 +77,21 @@ class Sampler(Protocol):
 
     def state(self, window: Window) -> State:
         """All that later draws depend on, but for the seed, in arrays of its own. What is known of each row is told by key, in the
-        order of `window`, or names the key; so that it can be loaded where rows have other slots."""
+        order of `window`, or names the key; so that it can be loaded where rows have other slots. Pushes and draws wait for it."""
         ...
 
     def load(self, state: State, window: Window) -> None:
         """Goes on from `state`, in a sampler that was just started: what it draws from here on is what the other would have
         drawn, if the capacities are equal. Of the rows that it was told by, only those of `window` are there still; where there
         are `Starts`, they say already which of these are drawable."""
+        ...
+
+
+class LiveSampler(Sampler, Protocol):
+    """One of Conduit's own, or what stands before a user's."""
+
+    def state(self, window: Window, copy: Copy = at_once) -> State:
+        """The same; `copy` says how it gets the arrays that are kept by slot: where that is later, nobody waits for them."""
         ...
 
 
@@ -230,8 +239,8 @@ class _UniformSampler:
     def update(self, keys: Keys, priority: Floats) -> None:
         raise PriorityError("the sampler is Uniform: rows have no priorities; use sampler=conduit.Prioritized()")
 
-    def state(self, window: Window) -> State:
-        return {"excluded": self._drawable.excluded(window)}
+    def state(self, window: Window, copy: Copy = at_once) -> State:
+        return {"excluded": self._drawable.excluded(window, copy)}
 
     def load(self, state: State, window: Window) -> None:
         self._drawable.load(state["excluded"], window)
@@ -284,7 +293,7 @@ class _ShuffledSampler:
     def update(self, keys: Keys, priority: Floats) -> None:
         raise PriorityError("an on-policy store delivers every row: rows have no priorities")
 
-    def state(self, window: Window) -> State:
+    def state(self, window: Window, copy: Copy = at_once) -> State:
         return {}
 
     def load(self, state: State, window: Window) -> None:

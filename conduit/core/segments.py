@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from conduit.core.archive import Reading, Writer
 from conduit.core.backend import Backend, Columns
 from conduit.core.buffer import ExperienceBuffer
+from conduit.core.journal import Copying
 from conduit.core.order import Order
+from conduit.core.places import Places, Roll
 from conduit.topology.endpoint import PAGEABLE
 
 Keys = NDArray[np.int64]
@@ -21,7 +23,8 @@ Keys = NDArray[np.int64]
 SEGMENT_BYTES = 64 << 20
 """A segment is at most about this large."""
 CHUNK_BYTES = 4 << 20
-"""So much is read at once: who pushes may have to wait for as long as that takes."""
+"""So much is read at once, and so many rows at most: who pushes may have to wait for as long as that takes."""
+_CHUNK_ROWS = 1 << 16
 SMALL_SEGMENTS = 8
 """So many small segments at the end are written together as one."""
 _MOST_PASSES = 64
@@ -46,8 +49,10 @@ class RowSource:
 
     stem = "rows"
 
-    def __init__(self, buffer: ExperienceBuffer) -> None:
+    def __init__(self, buffer: ExperienceBuffer, order: Order, deadline_s: float) -> None:
+        """Takes a turn where rows leave in any order."""
         self._buffer = buffer
+        self._roll = None if buffer.places is None else _called(buffer.places, order, deadline_s)
 
     @property
     def row_bytes(self) -> int:
@@ -61,13 +66,23 @@ class RowSource:
     @property
     def any_may_leave(self) -> bool:
         """Whether not only the oldest leave."""
-        return not self._buffer.in_order
+        return self._roll is not None
+
+    def begin(self, first: int) -> None:
+        """From here on, numbers are asked for in order."""
+        if self._roll is not None:
+            self._roll.order(first)
 
     def keys_from(self, first: int, most: int) -> Keys:
+        """In a turn: the numbers of the next live ones, `most` at most; none only if there are none."""
+        if self._roll is not None:
+            return self._roll.keys_from(first, most, self.stop)
         return self._buffer.keys_from(first, most)
 
     def live_between(self, first: int, stop: int) -> int:
-        """How many of these are live."""
+        """How many of these are live, or were at first."""
+        if self._roll is not None:
+            return self._roll.count_between(first, stop)
         return self._buffer.live_between(first, stop)
 
     def reader(self, keys: Keys) -> Callable[[], Columns[Any]]:
@@ -94,6 +109,9 @@ class FinalSource:
     def stop(self) -> int:
         finals = self._buffer.finals
         return 0 if finals is None else finals.stop
+
+    def begin(self, first: int) -> None:
+        """They are in order."""
 
     def keys_from(self, first: int, most: int) -> Keys:
         finals = self._buffer.finals
@@ -130,6 +148,7 @@ class Series:
         self._source = source
         self._kept, self._ranges = _parted(known, source)
         """`_ranges`: numbers that are to be written, [first, stop) each, ascending."""
+        source.begin(self._ranges[0][0])
         self._held: list[tuple[Keys, Mapping[str, NDArray[Any]]]] = []
         """Chunks of one range that wait to be written."""
         self._full: list[list[tuple[Keys, Mapping[str, NDArray[Any]]]]] = []
@@ -176,7 +195,8 @@ class Series:
         """In a turn: the next numbers, and what reads them; None if there are none."""
         while True:
             first, stop = self._ranges[0]
-            keys = self._source.keys_from(first, max(1, CHUNK_BYTES // max(1, self._source.row_bytes)))
+            most = max(1, min(_CHUNK_ROWS, CHUNK_BYTES // max(1, self._source.row_bytes)))
+            keys = self._source.keys_from(first, most)
             keys = keys[keys < stop]
             if len(keys):
                 self._ranges[0] = (int(keys[-1]) + 1, stop)
@@ -191,7 +211,7 @@ class Series:
         """Reads the next chunk under a lease; whether there was one."""
         read: list[Columns[Any] | BaseException] = []
         turn = self._order.enter()
-        with self._order.serve(turn, deadline_s, lambda: "rows that were pushed before are still being ingested"):
+        with self._order.serve(turn, deadline_s, _why_waiting):
             taken = self._chunk()
             if taken is None:
                 return False
@@ -207,6 +227,11 @@ class Series:
 
     def _hold(self, keys: Keys, columns: Columns[Any]) -> None:
         self._backend.wait(columns)
+        # Rows may have grown since the last chunk.
+        if self._held and any(
+            leaf.shape[1:] != columns.arrays[path].shape[1:] for path, leaf in self._held[0][1].items()
+        ):
+            self._close_segment()
         self._held.append((keys, columns.arrays))
         self._held_bytes += len(keys) * self._source.row_bytes
         if self._held_bytes + CHUNK_BYTES > SEGMENT_BYTES:
@@ -227,6 +252,18 @@ class Series:
             self.written_rows += len(keys)
             self.written_bytes += entry.size_bytes
         self._full = []
+
+
+def _called(places: Places, order: Order, deadline_s: float) -> Roll:
+    """All rows that there are, in order."""
+    with Copying() as copying:
+        with order.serve(order.enter(), deadline_s, _why_waiting):
+            keys = places.keys(copying.later)
+        return Roll(places, copying.settled(keys))
+
+
+def _why_waiting() -> str:
+    return "rows that were pushed before are still being ingested"
 
 
 def _parted(known: Sequence[Segment], source: RowSource | FinalSource) -> tuple[list[Segment], deque[tuple[int, int]]]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.drawable import Drawable, live_keys, require, slot_ranges
+from conduit.core.journal import Copy, at_once
 from conduit.core.priority_tree import PriorityTree, compiled
 from conduit.core.ring import Window
 from conduit.core.sampling import Draw, DrawStream, Sampler, State
@@ -102,8 +103,8 @@ class _RecencySampler:
     def update(self, keys: Keys, priority: Floats) -> None:
         raise PriorityError("the sampler is Recency: rows have no priorities; use sampler=conduit.Prioritized()")
 
-    def state(self, window: Window) -> State:
-        return {"excluded": self._drawable.excluded(window)}
+    def state(self, window: Window, copy: Copy = at_once) -> State:
+        return {"excluded": self._drawable.excluded(window, copy)}
 
     def load(self, state: State, window: Window) -> None:
         self._ages.insert(window.first, len(window))
@@ -195,8 +196,8 @@ class _StratifiedSampler:
     def update(self, keys: Keys, priority: Floats) -> None:
         raise PriorityError("the sampler is Stratified: rows have no priorities; use sampler=conduit.Prioritized()")
 
-    def state(self, window: Window) -> State:
-        return {"excluded": self._drawable.excluded(window)}
+    def state(self, window: Window, copy: Copy = at_once) -> State:
+        return {"excluded": self._drawable.excluded(window, copy)}
 
     def load(self, state: State, window: Window) -> None:
         self._ages.insert(window.first, len(window))

@@ -3,10 +3,13 @@ a derived leaf needs a successor."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from conduit.core.ring import Window, by_age
+from conduit.core.journal import Copy, Journal, at_once
+from conduit.core.ring import Window
 
 Keys = NDArray[np.int64]
 
@@ -24,6 +27,7 @@ class Starts:
         self._capacity = capacity
         self.used_up = used_up
         self._drawable = np.zeros(capacity, np.bool_)
+        self.journal = Journal({"drawable": self._drawable})
         self.count = 0
 
     def __contains__(self, key: int) -> bool:
@@ -35,13 +39,18 @@ class Starts:
 
     def admit(self, keys: Keys) -> None:
         """These live rows, which weren't drawable, are so now."""
-        self._drawable[keys % self._capacity] = True
+        slots = keys % self._capacity
+        if self.journal.on:
+            self.journal.before(slots)
+        self._drawable[slots] = True
         self.count += len(keys)
 
     def exclude(self, keys: Keys) -> Keys:
         """These live rows are drawable no more. Returns those that were."""
         slots = keys % self._capacity
         were = self._drawable.take(slots)
+        if self.journal.on:
+            self.journal.before(slots)
         self._drawable[slots] = False
         self.count -= int(np.count_nonzero(were))
         return keys[were]
@@ -54,6 +63,8 @@ class Starts:
             self.renew(first, head)
             self.renew(first + head, rows - head)
             return
+        if self.journal.on:
+            self.journal.before_range(low, low + rows)
         here = self._drawable[low : low + rows]
         self.count += rows - int(np.count_nonzero(here))
         here[:] = True
@@ -66,13 +77,15 @@ class Starts:
             self.evict(first, head)
             self.evict(first + head, rows - head)
             return
+        if self.journal.on:
+            self.journal.before_range(low, low + rows)
         evicted = self._drawable[low : low + rows]
         self.count -= int(np.count_nonzero(evicted))
         evicted[:] = False
 
-    def state(self, window: Window) -> NDArray[np.bool_]:
+    def state(self, window: Window, copy: Copy = at_once) -> Any:
         """Whether each row of `window` is drawable, by age."""
-        return by_age(self._drawable, window)
+        return copy(self.journal, "drawable", window)
 
     def load(self, drawable: NDArray[np.bool_], window: Window) -> None:
         """The rows of `window` are drawable as the last ones of `drawable`; in a set that was just made."""

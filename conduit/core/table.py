@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conduit.clock import Condition
 from conduit.core.custom import CustomSampler, is_custom, limiter_of
-from conduit.core.drawable import count_spent, slot_ranges, why_not_drawable
-from conduit.core.draws import joined, occurrence, part_of
+from conduit.core.drawable import why_not_drawable
+from conduit.core.draws import Times, joined, occurrence, part_of
+from conduit.core.journal import Copy, at_once
 from conduit.core.limiter import Counters, Limiter, Queue
 from conduit.core.ordered import Fifo
-from conduit.core.ring import Window, by_age
-from conduit.core.sampling import Draw, Sampling, Uniform
+from conduit.core.ring import Window
+from conduit.core.sampling import Draw, LiveSampler, Sampling, Uniform
 from conduit.core.starts import Starts
 from conduit.core.whole import check_whole
 from conduit.errors import SettingError
@@ -110,13 +111,12 @@ class LiveTable:
         self._most = settings.max_times_sampled
         self._own = Starts(capacity, used_up=self._most is not None) if self._most is not None or not in_order else None
         """Which of the rows that can be drawn at all can be so here."""
-        self._times = None if self._most is None else np.zeros(capacity, np.uint32)
-        """By slot: how often its row has been drawn."""
+        self._times = None if self._most is None else Times(capacity)
         self.starts = starts if self._own is None else self._own
         sampler = settings.sampler.start(capacity, _seed_of(seed, name), self.starts)
         if is_custom(settings.sampler):
             sampler = CustomSampler(settings.sampler, sampler, name, self.starts, capacity)
-        self.sampler = sampler
+        self.sampler = cast(LiveSampler, sampler)
         self.counters = Counters(size=0, pending=0, inserted=0, sampled=0)
         self._held = 0
         """How many of the pending rows hooks hold until others come."""
@@ -153,8 +153,7 @@ class LiveTable:
             self.exclude(excluded)
         sampler.insert(first, rows, priority)
         if self._times is not None:
-            for start, stop, _ in slot_ranges(first, rows, self._capacity):
-                self._times[start:stop] = 0
+            self._times.renew(first, rows)
         if own is not None and self._shared is None:
             came = rows
             own.renew(first, rows)
@@ -204,7 +203,9 @@ class LiveTable:
             return ""
         live, shared = len(window), self._shared
         waiting = 0 if shared is None else live - shared.count
-        spent = count_spent(self._times, self._most, window, shared)
+        spent = 0
+        if self._times is not None and self._most is not None:
+            spent = self._times.count_spent(self._most, window, shared)
         # Nothing but their age in versions excludes others here that the store would give.
         stale = live - waiting - spent - self._own.count if self._own is not None and self._in_order else 0
         return why_not_drawable(live, waiting=waiting, unfinished_groups=unfinished_groups, spent=spent, stale=stale)
@@ -301,17 +302,17 @@ class LiveTable:
             return draw, None
         return self._count(draw, number, rows, window, stream)
 
-    def state(self, window: Window) -> dict[str, Any]:
+    def state(self, window: Window, copy: Copy = at_once) -> dict[str, Any]:
         """What a checkpoint keeps. Arrays are told in the order of `window`'s keys."""
         state: dict[str, Any] = {
-            "sampler": dict(self.sampler.state(window)),
+            "sampler": dict(self.sampler.state(window, copy)),
             "limiter": str(self.settings.limiter),
             "counts": [self._inserted(window), self.counters.sampled, self.lost_rows, self._largest_push],
         }
         if self._own is not None:
-            state["drawable"] = self._own.state(window)
+            state["drawable"] = self._own.state(window, copy)
         if self._times is not None:
-            state["times"] = by_age(self._times, window)
+            state["times"] = self._times.state(window, copy)
         return state
 
     def load(self, state: Mapping[str, Any], saved: Window, window: Window) -> None:
@@ -320,7 +321,7 @@ class LiveTable:
         keys = np.arange(window.first, window.stop)
         kept = slice(window.first - saved.first, window.stop - saved.first)
         if self._times is not None:
-            self._times[keys % self._capacity] = state["times"][kept]
+            self._times.put(keys % self._capacity, state["times"][kept])
         if self._own is not None:
             drawable = keys[state["drawable"][kept]]
             self._own.admit(drawable if self._shared is None else drawable[self._shared.at(drawable % self._capacity)])
@@ -370,13 +371,12 @@ class LiveTable:
         parts, counted, gone = [], [], []
         while True:
             slots = draw.keys % self._capacity
-            nth = times.take(slots).astype(np.int64) + occurrence(slots)
+            nth = times.at(slots) + occurrence(slots)
             part, good = draw, nth <= most
             if np.count_nonzero(good) < len(nth):
                 part, nth, slots = part_of(draw, good), nth[good], slots[good]
             assert len(nth), "what was drawn as often as it may be is excluded"
-            # Of a row that comes twice, the last stays.
-            times[slots] = nth
+            times.put(slots, nth)
             last = part.keys[nth == most]
             if len(last):
                 own.exclude(last)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conduit.core.places import Places
+from conduit.core import places as module
+from conduit.core.places import Places, Roll
 
 
 @settings(max_examples=150, deadline=None)
@@ -36,7 +38,8 @@ def test_a_row_keeps_its_slot_until_it_leaves_and_no_two_share_one(capacity, mov
         assert places.keys_from(0, capacity).tolist() == live.tolist()
         first, most = seed % (inserted + 2), 1 + seed % 5
         assert places.keys_from(first, most).tolist() == live[live >= first][:most].tolist()
-        assert places.count_between(first, first + most) == np.count_nonzero((live >= first) & (live < first + most))
+        roll = Roll(places, places.keys())
+        assert roll.count_between(first, first + most) == np.count_nonzero((live >= first) & (live < first + most))
         assert places.slots_of(live).tolist() == there.tolist()
         assert places.keys_at(there).tolist() == live.tolist()
         assert places.versions_at(there).tolist() == [version_of[key] for key in live.tolist()]
@@ -66,3 +69,35 @@ def test_slots_that_were_given_up_are_taken_in_ascending_order_so_that_neighbour
     places.take(np.arange(100), 0)
     places.leave(np.arange(70, 30, -1))
     assert places.take(np.arange(100, 140), 1).tolist() == list(range(31, 71))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 30), st.integers(0, 40), st.integers(1, 5), st.integers(1, 5), st.integers(0, 2**32))
+def test_a_roll_gives_what_is_live_of_old_and_new_rows_once_and_in_order(capacity, first, most, named, seed):
+    chance, places, inserted, removed = np.random.default_rng(seed), Places(capacity), 0, set()
+
+    def go_on() -> None:
+        nonlocal inserted
+        slots = np.flatnonzero(places.keys() >= 0)
+        out = chance.permutation(slots)[: chance.integers(0, len(slots) + 1)]
+        removed.update(places.keys_at(out).tolist())
+        places.leave(out)
+        new = int(chance.integers(0, places.room + 1))
+        places.take(np.arange(inserted, inserted + new), 0)
+        inserted += new
+
+    for _ in range(4):
+        go_on()
+    roll = Roll(places, places.keys())
+    roll.order(first)
+    go_on()
+    expected = [key for key in range(first, inserted) if key not in removed]
+    assert [key for key in range(inserted) if key not in removed] == places.keys_from(0, capacity).tolist()
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_MOST_NAMED", named)
+        while len(keys := roll.keys_from(first, most, inserted)):
+            assert len(keys) <= min(most, named)
+            found += keys.tolist()
+            first = found[-1] + 1
+    assert found == expected
