@@ -6,6 +6,7 @@ import importlib
 import os
 from typing import Any
 
+from conduit.clock import Clock, RealClock
 from conduit.core.backend import Backend
 from conduit.errors import MissingExtraError, SettingError, UnknownBackendError
 
@@ -48,3 +49,19 @@ def load(backend: str | Backend[Any], disk: str | os.PathLike[str] | None = None
         raise MissingExtraError(
             f"backend {backend!r} needs {missing.name}, which is not installed: pip install 'conduit-rl[{backend}]'"
         ) from missing
+
+
+def clock_of(backend: Backend[Any], clock: Clock | None) -> Clock:
+    """The clock of a store over `backend`, for which `clock` was asked (None: any). SettingError where it isn't the one by which the
+    backend's transfers take their time."""
+    from conduit.backends.emulated import EmulatedBackend  # it loads its inner backend by this module
+
+    if not isinstance(backend, EmulatedBackend):
+        return RealClock() if clock is None else clock
+    own = backend.clock
+    if clock is None or clock is own or (isinstance(clock, RealClock) and isinstance(own, RealClock)):
+        return own
+    raise SettingError(
+        f"clock={clock!r}: the transfers of the {backend.name} backend take their time on {own!r}, and a store has one clock; expected "
+        "clock=backend.clock, or none"
+    )

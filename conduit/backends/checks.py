@@ -40,6 +40,28 @@ def check_scatter(into: Columns[Any], index: RowIndex, rows: Columns[Any]) -> No
         raise IndexError(f"scatter got {index.size} row numbers for {rows.rows} rows")
 
 
+def check_merge(parts: Sequence[Columns[Any]], places: Sequence[RowIndex], rows: int, to: Endpoint) -> None:
+    """IndexError unless each part has a place in [0, rows) for each of its rows; ValueError unless all parts are at `to`."""
+    for part, place in zip(parts, places, strict=True):
+        check_index(place, rows)
+        if place.size != part.rows:
+            raise IndexError(f"merge got {place.size} places for {part.rows} rows")
+        if part.at != to:
+            raise ValueError(f"merge got rows at {part.at}; expected all of them at {to}")
+
+
+def wider_shapes(shapes: Mapping[str, tuple[int, ...]], schema: Schema) -> dict[str, tuple[int, ...]]:
+    """Of arrays of these shapes, with their row axis, those that are to change, and to what. SchemaError unless they fit in there."""
+    wider = {}
+    for path, (rows, *shape) in shapes.items():
+        wide = schema.fields[path].shape
+        if len(wide) != len(shape) or any(old > new for old, new in zip(shape, wide, strict=True)):
+            raise SchemaError(f"{path!r} has rows of shape {shape}, which don't fit into {schema.fields[path]}")
+        if tuple(shape) != wide:
+            wider[path] = (rows, *wide)
+    return wider
+
+
 def check_endpoint(at: Endpoint, known: Sequence[Endpoint], backend: str) -> None:
     """ValueError unless the backend has this endpoint."""
     if at not in known:
@@ -61,7 +83,11 @@ def check_adopted(shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 def no_room(schema: Schema, rows: int, at: Endpoint | str, free: int) -> CapacityError:
     """The error for columns that don't fit at `at`."""
+    return no_room_for(schema.row_bytes, rows, at, free)
+
+
+def no_room_for(row_bytes: int, rows: int, at: Endpoint | str, free: int) -> CapacityError:
     return CapacityError(
-        f"{rows:,} rows of {schema.row_bytes:,} bytes need {rows * schema.row_bytes / 1e9:.3f} GB at {at}; "
+        f"{rows:,} rows of {row_bytes:,} bytes need {rows * row_bytes / 1e9:.3f} GB at {at}; "
         f"{free / 1e9:.3f} GB free. Fewer rows, or another endpoint"
     )

@@ -15,12 +15,12 @@ from conduit.backends.checks import check_adopted, no_room
 from conduit.backends.disk import Disk
 from conduit.backends.exchange import to_numpy
 from conduit.backends.gather import Gather
-from conduit.backends.memory import free_host_bytes
 from conduit.backends.recycling import Recycler
 from conduit.core.backend import Columns, RowIndex
 from conduit.core.experience import Schema
 from conduit.errors import CapacityError
 from conduit.topology.endpoint import DISK, PAGEABLE, PINNED, Endpoint, Tier
+from conduit.topology.host_memory import free_host_bytes
 
 # A member of an Enum is found more slowly than a name of ours.
 _PINNED, _DISK = Tier.PINNED, Tier.DISK
@@ -111,6 +111,25 @@ class HostTiers:
         if asked is not None:
             self._disk.learn(asked, count * len(fields))
         return Columns(to, batch, count)
+
+    def merge(
+        self, parts: Sequence[Columns[Array]], places: Sequence[RowIndex], rows: int, to: Endpoint
+    ) -> Columns[Array]:
+        """One batch of several, in memory as that of a batch that was read."""
+        layout = {path: ((rows, *array.shape[1:]), array.dtype) for path, array in parts[0].arrays.items()}
+        merged = carve(layout, self._pinned_at(to).batch if to.tier is _PINNED else self._batch)
+        for part, place in zip(parts, places, strict=True):
+            for path, array in merged.items():
+                array[place] = part.arrays[path]
+        return Columns(to, merged, rows)
+
+    def widen(self, columns: Columns[Array], wider: Mapping[str, tuple[int, ...]]) -> Columns[Array]:
+        """The columns, of which these arrays have grown to these shapes."""
+        layout = {path: (shape, columns.arrays[path].dtype) for path, shape in wider.items()}
+        wide = carve(layout, zeroed) if layout else {}
+        for path, array in wide.items():
+            array[tuple(map(slice, columns.arrays[path].shape))] = columns.arrays[path]
+        return Columns(columns.at, {**columns.arrays, **wide}, columns.rows)
 
     def exported(self, arrays: Mapping[str, Any]) -> None:
         """Another framework may use the memory of these arrays, parts of a batch, when nobody refers to them any more."""

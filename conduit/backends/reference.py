@@ -18,12 +18,21 @@ from numpy.typing import NDArray
 
 from conduit.backends import exchange
 from conduit.backends.carving import zeroed
-from conduit.backends.checks import check_adopted, check_endpoint, check_index, check_scatter, check_span, no_room
+from conduit.backends.checks import (
+    check_adopted,
+    check_endpoint,
+    check_index,
+    check_merge,
+    check_scatter,
+    check_span,
+    no_room,
+    wider_shapes,
+)
 from conduit.backends.disk import Disk
-from conduit.backends.memory import free_host_bytes
 from conduit.core.backend import Columns, Move, RowIndex, Target
 from conduit.core.experience import Schema
 from conduit.topology.endpoint import DISK, PAGEABLE, PINNED, Endpoint, Tier
+from conduit.topology.host_memory import free_host_bytes
 
 Array = NDArray[Any]
 
@@ -33,6 +42,7 @@ class ReferenceBackend:
 
     name = "reference"
     framework = "numpy"
+    immediate = True
 
     def __init__(
         self, devices: int = 4, device_bytes: int = 1 << 30, disk: str | os.PathLike[str] | None = None
@@ -56,6 +66,9 @@ class ReferenceBackend:
             return self._device_bytes - sum(
                 array.nbytes for where, held in self._held if where == at and (array := held()) is not None
             )
+
+    def hardware(self, at: Endpoint) -> str:
+        return "host" if at.is_host else ""
 
     def padded(self, rows: int, at: Endpoint) -> int:
         return rows
@@ -97,6 +110,26 @@ class ReferenceBackend:
         check_endpoint(to, self._endpoints, self.name)
         # A batch at the disk lies in memory, for it is soon given back.
         return Columns(to, {path: self._copy(columns.arrays[path][index], PAGEABLE) for path in fields}, len(index))
+
+    def merge(
+        self, parts: Sequence[Columns[Array]], places: Sequence[RowIndex], rows: int, to: Endpoint
+    ) -> Columns[Array]:
+        check_merge(parts, places, rows, to)
+        merged = {}
+        for path, first in parts[0].arrays.items():
+            merged[path] = self._zeros((rows, *first.shape[1:]), first.dtype, PAGEABLE)
+            for part, place in zip(parts, places, strict=True):
+                for position, row in enumerate(place):
+                    merged[path][row] = part.arrays[path][position]
+        return Columns(to, merged, rows)
+
+    def widen(self, columns: Columns[Array], schema: Schema) -> Columns[Array]:
+        wider = wider_shapes({path: array.shape for path, array in columns.arrays.items()}, schema)
+        arrays = dict(columns.arrays)
+        for path, shape in wider.items():
+            arrays[path] = self._zeros(shape, columns.arrays[path].dtype, PAGEABLE)
+            arrays[path][tuple(map(slice, columns.arrays[path].shape))] = columns.arrays[path]
+        return Columns(columns.at, arrays, columns.rows)
 
     def transfer(self, moves: Sequence[Move[Array]]) -> list[Columns[Array]]:
         for move in moves:

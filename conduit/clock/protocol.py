@@ -22,6 +22,11 @@ class Condition(Protocol):
         """Everyone in `wait_for` looks at its predicate again. The condition is held."""
         ...
 
+    def rouse(self) -> None:
+        """As `notify_all`, for a caller who doesn't hold the condition. It never gives way to another task, so it may be called
+        under a plain lock, which on a virtual clock mustn't be held across any other call of the clock."""
+        ...
+
 
 class Task(Protocol):
     """A thread of the clock's."""

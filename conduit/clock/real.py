@@ -57,6 +57,10 @@ class _RealCondition(_RLock):
         if self._waiting or not self._is_owned():
             self._condition.notify_all()
 
+    def rouse(self) -> None:
+        with self:
+            self.notify_all()
+
 
 class _RealTask:
     def __init__(self, thread: threading.Thread) -> None:

@@ -91,6 +91,10 @@ class _VirtualCondition:
         self._mine("notify")
         self._baton.wake("waits on", self)
 
+    def rouse(self) -> None:
+        self._baton.me()
+        self._baton.wake("waits on", self)
+
     def _acquire(self, me: VirtualTask) -> None:
         if self._owner is me:
             raise RuntimeError(f"task {me.name!r} already holds condition {self.name!r}, which is not re-entrant")

@@ -25,14 +25,14 @@ class Leases:
 
     def __init__(self, halt: Halt) -> None:
         self._halt = halt
-        self._leases: set[Lease] = set()
+        self._leases: dict[Lease, None] = {}  # in the order in which they were taken, which is the same in every run
         self._unleased = halt.condition("buffer")
 
     def take(self, oldest: int, read: Callable[[], None]) -> Lease:
         """A lease on rows from `oldest` on, taken in the turn that drew them, or they may be gone already. `read` must not raise."""
         lease = Lease(oldest, read)
         with self._unleased:
-            self._leases.add(lease)
+            self._leases[lease] = None
         return lease
 
     def redeem(self, lease: Lease) -> None:
@@ -67,5 +67,5 @@ class Leases:
 
     def _end(self, lease: Lease) -> None:
         with self._unleased:
-            self._leases.discard(lease)
+            self._leases.pop(lease, None)
             self._unleased.notify_all()

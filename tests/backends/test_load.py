@@ -58,7 +58,7 @@ def test_an_unknown_name_is_refused_with_those_there_are():
     [
         (
             3,
-            r"backend=3: expected one of reference, torch, jax, or a Backend of your own: it has no name, framework, endpoints",
+            r"backend=3: expected one of reference, torch, jax, or a Backend of your own: it has no name, framework, immediate, endpoints",
         ),
         (None, r"backend=None: expected one of reference, torch, jax"),
         (object(), "it has no name, framework"),

@@ -136,6 +136,28 @@ def test_notify_and_wait_need_the_condition_held(live):
     live(main)
 
 
+@both_clocks
+def test_whoever_waits_can_be_roused_by_one_who_does_not_hold_the_condition(live):
+    def main(clock: Clock) -> None:
+        condition, lock, said = clock.condition("inbox"), threading.Lock(), []
+
+        def wait() -> None:
+            with condition:
+                assert condition.wait_for(lambda: bool(said), clock.now() + 60.0)
+            said.append(clock.now())
+
+        tasks = [clock.spawn(wait, f"waiter {number}") for number in range(3)]
+        clock.sleep(0.01)
+        with lock:
+            said.append(clock.now())
+            condition.rouse()
+        assert all(task.join(clock.now() + 5.0) for task in tasks)
+        assert len(said) == 4
+        condition.rouse()
+
+    live(main)
+
+
 def test_the_real_clock_runs_at_the_walls_pace():
     start = time.perf_counter()
     REAL.sleep(0.02)
@@ -155,6 +177,29 @@ def test_an_exception_in_a_real_task_reaches_the_excepthook(monkeypatch):
 
 
 # Virtual time ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rousing_gives_way_to_nobody(seed):
+    clock = VirtualClock(seed)
+
+    def main() -> None:
+        condition, woken = clock.condition("inbox"), []
+
+        def wait() -> None:
+            with condition:
+                condition.wait_for(lambda: bool(woken))
+
+        clock.spawn(wait, "waiter")
+        clock.sleep(1.0)
+        woken.append(True)
+        events = len(clock.trace)
+        condition.rouse()
+        assert len(clock.trace) == events
+
+    clock.run(main)
+    with pytest.raises(RuntimeError, match="isn't a task"):
+        clock.condition("inbox").rouse()
 
 
 @pytest.mark.parametrize("seed", range(20))

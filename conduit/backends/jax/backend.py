@@ -18,7 +18,16 @@ import numpy as np
 
 from conduit.backends import exchange
 from conduit.backends.carving import Layout
-from conduit.backends.checks import check_adopted, check_endpoint, check_index, check_scatter, check_span, no_room
+from conduit.backends.checks import (
+    check_adopted,
+    check_endpoint,
+    check_index,
+    check_merge,
+    check_scatter,
+    check_span,
+    no_room,
+    wider_shapes,
+)
 from conduit.backends.disk import Disk
 from conduit.backends.host import HostTiers
 from conduit.backends.jax import kernels
@@ -39,6 +48,7 @@ class JaxBackend:
 
     name = "jax"
     framework = "jax"
+    immediate = True
 
     def __init__(self, disk: str | os.PathLike[str] | None = None) -> None:
         """`disk`: the folder of rows on disk."""
@@ -62,6 +72,9 @@ class JaxBackend:
             # CPU devices report nothing: they share the host's memory.
             return self._host.free_bytes(PAGEABLE)
         return statistics["bytes_limit"] - statistics["bytes_in_use"]
+
+    def hardware(self, at: Endpoint) -> str:
+        return "host" if at.is_host or self._at(at).platform == "cpu" else ""
 
     def padded(self, rows: int, at: Endpoint) -> int:
         """The next power of two on devices."""
@@ -132,6 +145,29 @@ class JaxBackend:
             # Copied, for JAX's arrays are read-only to NumPy, and the caller owns what it gets.
             return replace(self._host.copy(Columns(PAGEABLE, jax.device_get(batch), len(index)), PAGEABLE), at=to)
         return Columns(to, batch if to == columns.at else jax.device_put(batch, self._at(to)), len(index))
+
+    def merge(self, parts: Sequence[Columns[Any]], places: Sequence[RowIndex], rows: int, to: Endpoint) -> Columns[Any]:
+        """On a device one part after the other, each donated on: it compiles once for each length of a part, not of each combination."""
+        check_merge(parts, places, rows, to)
+        if to.is_host:
+            return self._host.merge(parts, places, rows, to)
+        dtypes = {path: array.dtype for path, array in parts[0].arrays.items()}
+        layout = tuple(
+            ((rows, *array.shape[1:]), stored_dtype(dtypes[path])) for path, array in parts[0].arrays.items()
+        )
+        merged = kernels.blank(layout, self._at(to))
+        for part, place in zip(parts, places, strict=True):
+            if len(place):
+                merged = kernels.scatter(merged, place.astype(np.int32), tuple(part.arrays[path] for path in dtypes))
+        return Columns(to, dict(zip(dtypes, kernels.seen(merged, tuple(dtypes.values())), strict=True)), rows)
+
+    def widen(self, columns: Columns[Any], schema: Schema) -> Columns[Any]:
+        wider = wider_shapes({path: array.shape for path, array in columns.arrays.items()}, schema)
+        if columns.at.is_host:
+            return self._host.widen(columns, wider)
+        dtypes = tuple(stored_dtype(columns.arrays[path].dtype) for path in wider)
+        wide = kernels.widen(tuple(columns.arrays[path] for path in wider), tuple(wider.values()), dtypes)
+        return replace(columns, arrays={**columns.arrays, **dict(zip(wider, wide, strict=True))})
 
     def transfer(self, moves: Sequence[Move[Any]]) -> list[Columns[Any]]:
         """Moves to devices are issued first, because a move from a device to the host waits for its rows."""

@@ -49,6 +49,41 @@ def cut(columns: Arrays, start: Any, rows: int) -> Arrays:
     return tuple(lax.dynamic_slice_in_dim(column, start, rows, 0) for column in columns)
 
 
+@partial(jax.jit, static_argnums=(1, 2))
+def widen(columns: Arrays, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[Any, ...]) -> Arrays:
+    """The columns in arrays of these larger shapes, zero beyond what they had. `dtypes`: as what their bits are moved."""
+    return tuple(
+        as_dtype(
+            jnp.pad(as_dtype(column, dtype), [(0, new - old) for old, new in zip(column.shape, shape, strict=True)]),
+            column.dtype,
+        )
+        for column, shape, dtype in zip(columns, shapes, dtypes, strict=True)
+    )
+
+
+def blank(layout: tuple[tuple[tuple[int, ...], Any], ...], device: Any) -> Arrays:
+    """Zeros of these shapes and dtypes on `device`, all by one call."""
+    return _blank(layout, device)()
+
+
+@cache
+def _blank(layout: tuple[tuple[tuple[int, ...], Any], ...], device: Any) -> Callable[[], Arrays]:
+    def zeros() -> Arrays:
+        return tuple(jnp.zeros(shape, dtype) for shape, dtype in layout)
+
+    return jax.jit(zeros, out_shardings=jax.sharding.SingleDeviceSharding(device))
+
+
+def seen(columns: Arrays, dtypes: tuple[Any, ...]) -> Arrays:
+    """The same bits as `dtypes`; the columns themselves where these are theirs. They are consumed."""
+    return columns if all(c.dtype == d for c, d in zip(columns, dtypes, strict=True)) else _seen(columns, dtypes)
+
+
+@partial(jax.jit, static_argnums=1, donate_argnums=0)
+def _seen(columns: Arrays, dtypes: tuple[Any, ...]) -> Arrays:
+    return tuple(as_dtype(column, dtype) for column, dtype in zip(columns, dtypes, strict=True))
+
+
 @cache
 def copier(device: Any) -> Callable[..., Arrays]:
     """A function whose results are copies on `device` of the NumPy arrays that it is called with. They are read after it

@@ -13,7 +13,16 @@ import torch
 
 from conduit.backends import exchange
 from conduit.backends.carving import Layout
-from conduit.backends.checks import check_adopted, check_endpoint, check_index, check_scatter, check_span, no_room
+from conduit.backends.checks import (
+    check_adopted,
+    check_endpoint,
+    check_index,
+    check_merge,
+    check_scatter,
+    check_span,
+    no_room,
+    wider_shapes,
+)
 from conduit.backends.disk import Disk
 from conduit.backends.host import HostTiers
 from conduit.backends.torch.device import Device
@@ -35,6 +44,7 @@ class TorchBackend:
 
     name = "torch"
     framework = "torch"
+    immediate = True
 
     def __init__(self, disk: str | os.PathLike[str] | None = None) -> None:
         """`disk`: the folder of rows on disk."""
@@ -62,6 +72,11 @@ class TorchBackend:
             + torch.cuda.memory_reserved(device)
             - torch.cuda.memory_allocated(device)
         )
+
+    def hardware(self, at: Endpoint) -> str:
+        if at.is_host or self._at(at).queue.device == CPU:
+            return "host"
+        return str(torch.cuda.get_device_properties(self._at(at).queue.device).uuid)
 
     def padded(self, rows: int, at: Endpoint) -> int:
         return rows
@@ -129,6 +144,29 @@ class TorchBackend:
             with source.queue.use(), device.queue.use():
                 batch = {path: rows.to(device.queue.device, non_blocking=True) for path, rows in batch.items()}
         return Columns(to, batch, len(index), device.queue.mark())
+
+    def merge(self, parts: Sequence[Columns[Any]], places: Sequence[RowIndex], rows: int, to: Endpoint) -> Columns[Any]:
+        check_merge(parts, places, rows, to)
+        for part in parts:
+            self._settle(part)
+        if to.is_host:
+            return self._host.merge(parts, places, rows, to)
+        device = self._at(to)
+        shapes = {path: ((rows, *array.shape[1:]), _dtype(array)) for path, array in parts[0].arrays.items()}
+        merged = device.empty(shapes)
+        for part, place in zip(parts, places, strict=True):
+            device.queue.join(part.note, part.arrays.values())
+            device.scatter(merged, place, part.arrays, list(merged))
+        return Columns(to, merged, rows, device.queue.mark())
+
+    def widen(self, columns: Columns[Any], schema: Schema) -> Columns[Any]:
+        self._settle(columns)
+        wider = wider_shapes({path: tuple(array.shape) for path, array in columns.arrays.items()}, schema)
+        if columns.at.is_host:
+            return self._host.widen(columns, wider)
+        device = self._joined(columns)
+        wide = device.widened({path: columns.arrays[path] for path in wider}, wider)
+        return Columns(columns.at, {**columns.arrays, **wide}, columns.rows, device.queue.mark())
 
     def transfer(self, moves: Sequence[Move[Any]]) -> list[Columns[Any]]:
         """Each move has streams of its own; the devices' queues wait for them when all are issued. A move from CUDA into

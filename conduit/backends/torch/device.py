@@ -56,6 +56,14 @@ class Device:
                     torch.index_select(as_words(columns[path]), 0, positions, out=as_words(rows))
         return batch
 
+    def widened(self, rows: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
+        """The rows, in tensors of these larger shapes: zero beyond what they had."""
+        wide = self.zeros({path: (shapes[path], NUMPY_DTYPES[narrow.dtype]) for path, narrow in rows.items()})
+        with self.queue.use():
+            for path, narrow in rows.items():
+                wide[path][tuple(map(slice, narrow.shape))] = narrow
+        return wide
+
     def _make(self, layout: Layout, on_host: Bytes, on_device: Callable[..., torch.Tensor]) -> Tensors:
         device = self.queue.device
         if device.type == "cpu":
