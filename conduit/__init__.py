@@ -1,6 +1,6 @@
 """Conduit: an experience data plane for distributed reinforcement learning."""
 
-from conduit import datasets, errors
+from conduit import datasets, errors, topology
 from conduit.core.archive import Archive
 from conduit.core.batch import Batch, SampleInfo
 from conduit.core.checkpoint import Saved
@@ -10,9 +10,12 @@ from conduit.core.experience import Field, Schema
 from conduit.core.hook import register_delivery, register_ingestion
 from conduit.core.items import Group, NStep, Row, Sequence, Trajectory
 from conduit.core.limiter import Counters, Limiter, MinSize, Queue, SampleToInsertRatio
+from conduit.core.migration import Migrated
 from conduit.core.ordered import Fifo, Lifo, MaxHeap, MinHeap
 from conduit.core.passes import WithoutReplacement
 from conduit.core.placement import Placement
+from conduit.core.placer import Explanation
+from conduit.core.planning import Plan, plan
 from conduit.core.priorities import PriorityUpdate
 from conduit.core.prioritized import Prioritized
 from conduit.core.sampling import Draw, Sampler, Sampling, Uniform
@@ -34,6 +37,7 @@ __all__ = [
     "Draw",
     "End",
     "Endpoint",
+    "Explanation",
     "Field",
     "Fifo",
     "Fragment",
@@ -42,6 +46,7 @@ __all__ = [
     "Lifo",
     "Limiter",
     "MaxHeap",
+    "Migrated",
     "MinHeap",
     "MinSize",
     "Mixture",
@@ -50,6 +55,7 @@ __all__ = [
     "NStep",
     "Next",
     "Placement",
+    "Plan",
     "Prioritized",
     "PriorityUpdate",
     "Queue",
@@ -74,6 +80,8 @@ __all__ = [
     "WithoutReplacement",
     "datasets",
     "errors",
+    "plan",
     "register_delivery",
     "register_ingestion",
+    "topology",
 ]

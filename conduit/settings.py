@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import numpy as np
+
 from conduit.core.backend import Backend
 from conduit.core.derived import Derived, Next, Stack
+from conduit.core.experience import Declared, Field
 from conduit.core.items import Group, Item, NStep, Row, Sequence, Trajectory
 from conduit.core.limiter import Limiter, MinSize, Queue, SampleToInsertRatio
 from conduit.core.ordered import Fifo, Lifo, MaxHeap, MinHeap
@@ -55,6 +58,12 @@ class Settings:
     when_full: WhenFull
     timeout_s: float
     budgets: Mapping[str, Bytes] | None
+    fields: Mapping[str, Field] | None = None
+
+    @property
+    def declared(self) -> Declared | None:
+        """What `fields` says; None where nothing. SettingError names a declaration that can't be."""
+        return None if self.fields is None else Declared(self.fields)
 
     def semantics(self) -> Semantics:
         """What they mean. SettingError names one that can't be, is missing, or not of the mode."""
@@ -71,7 +80,12 @@ class Settings:
 
     def pack(self) -> dict[str, Any]:
         """As JSON. What is the user's own is only named."""
-        packed = {each.name: _packed(getattr(self, each.name)) for each in fields(self) if each.name != "tables"}
+        apart = ("tables", "fields")
+        packed = {each.name: _packed(getattr(self, each.name)) for each in fields(self) if each.name not in apart}
+        declared = self.declared
+        packed["fields"] = declared and [
+            [path, list(field.shape), str(field.dtype), field.grow] for path, field in declared.fields.items()
+        ]
         packed["tables"] = (
             None if self.tables is None else {name: _of_table(each) for name, each in self.tables.items()}
         )
@@ -93,8 +107,11 @@ class Settings:
         told = {
             name: given[name] if given.get(name) is not None else _unpacked(value, f"restore({where!r}): {name}")
             for name, value in packed.items()
-            if name != "tables"
+            if name not in ("tables", "fields")
         }
+        declared = packed.get("fields")
+        if declared is not None:
+            told["fields"] = {path: Field(tuple(shape), np.dtype(dtype), grow) for path, shape, dtype, grow in declared}
         if packed["backend"] is None and backend is None:
             raise SettingError(f"restore({where!r}): the store that was saved had a backend of its own; give backend=")
         saved = packed["tables"] or {}

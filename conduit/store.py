@@ -20,14 +20,16 @@ from conduit.core.backend import Backend, Target
 from conduit.core.batch import Batch
 from conduit.core.checkpoint import Loader, Saved, Saver
 from conduit.core.derived import Derived
-from conduit.core.experience import Tree
-from conduit.core.halt import Halt, Waiters
+from conduit.core.experience import Field, Tree
+from conduit.core.halt import Halt, Waiters, check_timeout
 from conduit.core.hook import Hook
 from conduit.core.items import Item
 from conduit.core.iteration import OnPolicyRollout
 from conduit.core.ledger import Ledger
 from conduit.core.limiter import Limiter
-from conduit.core.placement import Bytes, Placement
+from conduit.core.migration import Migrated
+from conduit.core.placement import Asked, Bytes, Placement, asked_kinds
+from conduit.core.placer import Explanation
 from conduit.core.priorities import PriorityUpdate
 from conduit.core.rollout import ActorLanes, OffPolicyRollout, WhenFull
 from conduit.core.sampling import Sampling
@@ -47,7 +49,7 @@ from conduit.errors import (
 from conduit.ports import Actor, Learner, PathIn, PathOut
 from conduit.roster import ActorRoster, Roster
 from conduit.settings import Settings
-from conduit.topology.endpoint import Endpoint
+from conduit.topology.cluster import Topology
 from conduit.wiring import Wiring, wire
 
 CLOSING_S = 1.0
@@ -72,9 +74,19 @@ class Store:
       full: `Fifo()`, the oldest, by default; others only where rows stand alone. Off-policy.
     - `item`: what one entry of a batch is: `Row()`, `NStep`, `Sequence`, `Trajectory` or `Group`, started at a drawn row. `derive`: leaves
       made as batches are read, {"next_obs": Next("obs")}. Off-policy.
+    - `fields`: what leaves must be like from the first push on, by the stored leaf's path ("obs", "obs/image"): {"obs": Field((84, 84),
+      np.uint8)}; and which may grow, along an axis that has a name: Field(("h",), np.float32, grow="pad"), or "replace". Rows may then be
+      as wide as the widest before, or wider: from the moment a wider push is checked, be it taken in the end or not, the store is of
+      the wider form. A batch's leaf is as wide as the store's; `info.extents` and `info.padding_mask(path)` say what of each row is
+      real. On-policy, rows grow with the first of an iteration. CapacityError where there is no room for the wider form: the push was
+      not taken then, and the store goes on as it was.
     - `ingestion`, `delivery`: hooks, in the order in which they run (paper Fig. 8).
-    - `placement`: "auto" (pageable host), an endpoint or several with equal shares, by name ("pageable", "device:3"), or a
-      `Placement` with shares. `budgets`: bytes by tier, {"pageable": "24GiB"}, a device's for each device. `disk`: the folder of
+    - `placement`: "auto", the fastest that fits; kinds to choose from, of "cpu_pageable", "cpu_pinned", "single_gpu", "shared_gpu" and
+      "mixed"; an endpoint or several with equal shares, by name ("pageable", "device:3"), or a `Placement` with shares. What is to be
+      chosen is so with the first row, for the learners that there are by then: pageable host where all take their batches on the host.
+      `topology`: what to choose by, with its bandwidths: a `conduit.topology.Topology`, the path of a saved one that was measured on this
+      machine, or a preset's name; by default it is measured when it is needed, which takes some seconds.
+      `budgets`: bytes by tier, {"pageable": "24GiB"}, a device's for each device. `disk`: the folder of
       rows that are placed on "disk", made if need be (by default $CONDUIT_DISK, or the folder for temporary files).
     - `schedule`: None runs everything in line. `exact`: every batch is drawn at its pull, after the latest priorities.
     - `inbox_units`: how many pushes may wait for an overlapped ingestion (64, or 4 · g_ing if that is more); `when_full`:
@@ -106,12 +118,14 @@ class Store:
         remover: Sampling | None = None,
         item: Item | None = None,
         derive: Mapping[str, Derived] | None = None,
+        fields: Mapping[str, Field] | None = None,
         seed: int = 0,
         ingestion: Sequence[Hook] = (),
         delivery: Sequence[Hook] = (),
-        placement: str | Endpoint | Placement | Sequence[str | Endpoint] = "auto",
+        placement: Asked = "auto",
         budgets: Mapping[str, Bytes] | None = None,
         disk: str | PathLike[str] | None = None,
+        topology: Topology | str | PathLike[str] | None = None,
         schedule: Schedule | None = None,
         exact: bool = False,
         inbox_units: int | None = None,
@@ -141,8 +155,9 @@ class Store:
             when_full=when_full,
             timeout_s=timeout_s,
             budgets=budgets,
+            fields=fields,
         )
-        self._open(settings, wire(settings, backend, ingestion, delivery, placement, disk, clock))
+        self._open(settings, wire(settings, backend, ingestion, delivery, placement, disk, clock, topology))
 
     def _open(self, settings: Settings, wiring: Wiring) -> None:
         self._settings, self._wiring = settings, wiring
@@ -318,6 +333,51 @@ class Store:
                 self._wiring.admission.changed()
             return version
 
+    def migrate(
+        self, placement: Asked | None = None, *, iterations: int = 1000, timeout_s: float | None = None
+    ) -> Migrated:
+        """Moves all rows to another placement while pushes and pulls go on (paper Appendix D); at the end these wait until what came meanwhile has
+        been copied (`Migrated.pause_s`). Keys, draws, batches and checkpoints are the same as without it. Before the first row, it decides where
+        rows will go. May be called from any thread; `timeout_s`: of each wait, for another move or a turn.
+
+        `placement`: endpoints or a `Placement`, where the rows stay from then on. None: what the store would choose by now, as it does
+        by itself when rows grow; rows are moved where that takes less time than it saves in `iterations` iterations.
+
+        While it is under way, the rows have memory in both places: CapacityError names the endpoints where both don't fit, before
+        anything is moved. MigrationError where it fails on the way: the rows are whole where they were, and the store goes on.
+        ClosedError where the store is closed meanwhile."""
+        self._halt.check()
+        check_whole("iterations", iterations, of="migrate")
+        timeout_s = check_timeout(self._wiring.timeout_s if timeout_s is None else timeout_s)
+        parts = self._wiring
+        if placement is not None:
+            if asked_kinds(placement) is not None:
+                raise SettingError(
+                    f"migrate({placement!r}): expected endpoints or a conduit.Placement; migrate() goes to the best of what placement= allowed"
+                )
+            asked = Placement.of(placement, self._backend.endpoints())
+            moved = parts.migrator.migrate(asked, timeout_s)
+            parts.placer.fix(asked)
+            return moved
+        storage = self._buffer.storage
+        if storage is None:
+            raise SettingError("migrate(): there is no row yet, and the first decides where rows go")
+        best = parts.placer.worth_moving(storage.row_bytes, storage.placement, storage.bytes_by_endpoint(), iterations)
+        return parts.migrator.migrate(best, timeout_s)
+
+    def explain(self, *, measure: bool = False) -> Explanation:
+        """Where rows are, why, and what else could be, with predicted times (paper §5.2). Print it. Where the store was given no `topology` and
+        has measured none, the bandwidths are assumed, and marked so; `measure` takes some seconds to measure them.
+
+        SettingError before the first row, whose size it depends on: `conduit.plan` answers for any size."""
+        self._halt.check()
+        storage = self._buffer.storage
+        if storage is None:
+            raise SettingError(
+                "explain(): it depends on the size of a row, and there is none yet; conduit.plan(…) answers for any size"
+            )
+        return self._wiring.placer.explain(storage.row_bytes, storage.placement, storage.bytes_by_endpoint(), measure)
+
     @contextmanager
     def preloading(self) -> Iterator[None]:
         """For the block, limiters hold nothing back: to fill the store beforehand. Of what is pushed they count only as much as the
@@ -355,7 +415,7 @@ class Store:
         check_whole("most", count, of="read")
         self._halt.check()
         with self._turn():
-            snapshot = Snapshot(self._buffer, self._backend, first, count)
+            snapshot = Snapshot(self._buffer, self._backend, self._wiring.growth, first, count)
         return snapshot.rows()
 
     # What outlives it
@@ -365,8 +425,9 @@ class Store:
         they are after all that was pushed, drawn and updated before this call. Again into the same folder, it writes only
         the rows that came since, beside what is kept of each row (some 10 to 40 bytes).
 
-        Pushes and pulls go on meanwhile; at the end they wait until what changed during the save has been copied in memory
-        (`Saved.paused_s`). The folder has the last whole checkpoint at any time, whatever happens to this process.
+        Pushes and pulls go on meanwhile; at the end they wait while rows that came since the last pass over them are copied in memory
+        (`Saved.paused_s`). What is kept of each row is copied afterwards, as it was then. The folder has the last whole checkpoint at any
+        time, whatever happens to this process.
 
         CheckpointError where the folder can't be written, is being written by another store, or holds something else, be it
         another store's checkpoint, which `overwrite` replaces: nothing is changed then."""
@@ -395,9 +456,10 @@ class Store:
         tables: Mapping[str, Table] | None = None,
         ingestion: Sequence[Hook] = (),
         delivery: Sequence[Hook] = (),
-        placement: str | Endpoint | Placement | Sequence[str | Endpoint] = "auto",
+        placement: Asked = "auto",
         budgets: Mapping[str, Bytes] | None = None,
         disk: str | PathLike[str] | None = None,
+        topology: Topology | str | PathLike[str] | None = None,
         schedule: Schedule | None = None,
         lanes: Literal["cut", "continue"] = "cut",
         example: Tree = None,
@@ -434,7 +496,7 @@ class Store:
                 timeout_s=settings.timeout_s if timeout_s is None else timeout_s,
             )
             store = cls.__new__(cls)
-            store._open(settings, wire(settings, chosen, ingestion, delivery, placement, disk, clock))
+            store._open(settings, wire(settings, chosen, ingestion, delivery, placement, disk, clock, topology))
             try:
                 store._take_up(loader, archive, lanes == "continue", example)
             except BaseException:
@@ -503,8 +565,8 @@ class Store:
         return "\n".join(lines)
 
     def info(self) -> dict[str, Any]:
-        """Counters and settings, as plain values. A table's `inserted` and `sampled` are what its limiter goes by: without what was
-        pushed and drawn while preloading."""
+        """Counters and settings, as plain values. `held_rows`: those that wait until they are enough to replace narrower ones. A
+        table's `inserted` and `sampled` are what its limiter goes by: without what was pushed and drawn while preloading."""
         schema, tables = self._buffer.schema, self._wiring.tables
         told = [each for each in self._wiring.priorities.values() if each is not None]
         return {
@@ -514,6 +576,7 @@ class Store:
             "capacity": self._buffer.capacity,
             "drawable_rows": tables[MAIN].size(self._buffer.window),
             "inserted": self._buffer.inserted,
+            "held_rows": 0 if self._wiring.growth is None else self._wiring.growth.held_rows,
             "dropped_rows": self._rollout.dropped_rows,
             "stale_rows": self._rollout.stale_rows,
             "unfinished_groups": None if self._buffer.lineage is None else self._buffer.lineage.unfinished_groups,

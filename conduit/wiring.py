@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from os import PathLike
@@ -10,33 +10,41 @@ from typing import Any
 
 from conduit import backends
 from conduit.backends import exchange
-from conduit.clock import Clock, RealClock
+from conduit.clock import Clock
 from conduit.core.admission import Admission
 from conduit.core.backend import Backend, Target
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.chain import IngestionChain
 from conduit.core.checkpoint import Parts
 from conduit.core.delivery import Delivery
+from conduit.core.experience import Declared, Schema
+from conduit.core.growth import Growth
 from conduit.core.halt import Halt, check_timeout
 from conduit.core.hook import Hook, check_chain
 from conduit.core.ingestion import Ingestion
 from conduit.core.items import Row
 from conduit.core.iteration import OnPolicyRollout
 from conduit.core.ledger import Ledger
+from conduit.core.limiter import MinSize, SampleToInsertRatio
+from conduit.core.migration import Migrator
 from conduit.core.order import Order
-from conduit.core.placement import Placement, parse_budgets
+from conduit.core.placement import Asked, Placement, parse_budgets
+from conduit.core.placer import Demand, Placer
 from conduit.core.priorities import Priorities
+from conduit.core.probing import known, measure
 from conduit.core.recipe import Recipe
 from conduit.core.rollout import OffPolicyRollout
 from conduit.core.sampling import DrawStream
 from conduit.core.semantics import Numbering, OnPolicy, Schedule, Semantics
 from conduit.core.signature import Signature
 from conduit.core.staging import Inbox, Outbox
-from conduit.core.table import REMOVER, LiveTable, Table
+from conduit.core.table import MAIN, REMOVER, LiveTable, Table
 from conduit.errors import SettingError
 from conduit.ports import PathOut
 from conduit.settings import Settings
-from conduit.topology.endpoint import Endpoint
+from conduit.topology.cluster import Topology
+from conduit.topology.files import check_machine, load, this_machine
+from conduit.topology.presets import PRESETS, preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,8 @@ class Wiring:
     semantics: Semantics
     schedule: Schedule
     buffer: ExperienceBuffer
+    placer: Placer
+    migrator: Migrator
     tables: Mapping[str, LiveTable]
     remover: LiveTable | None
     """What says which rows leave; None: the oldest do."""
@@ -64,6 +74,8 @@ class Wiring:
     signature: Signature
     hook_names: Sequence[str]
     timeout_s: float
+    growth: Growth | None
+    """What fits rows that grow to those that are there; None where nothing was declared."""
 
     @property
     def told(self) -> tuple[LiveTable, ...]:
@@ -75,7 +87,15 @@ class Wiring:
         """What a checkpoint is made of."""
         tables = {table.name: table for table in self.told}
         return Parts(
-            self.halt, self.order, self.backend, self.buffer, self.signature, self.rollout, self.ingestion, tables
+            self.halt,
+            self.order,
+            self.backend,
+            self.buffer,
+            self.signature,
+            self.rollout,
+            self.ingestion,
+            tables,
+            self.growth,
         )
 
     def path_out(self, table: LiveTable, target: Target, numbering: Numbering, outbox: str, owner: object) -> PathOut:
@@ -94,7 +114,9 @@ class Wiring:
             in_line=not self.schedule.overlap_del,
             tables=tuple(self.tables.values()),
             remover=self.remover,
+            growth=self.growth,
         )
+        self.placer.join(self.backend.landing(target))
         rollout, semantics = self.rollout, self.semantics
         return PathOut(
             halt=self.halt,
@@ -119,9 +141,10 @@ def wire(
     backend: str | Backend[Any],
     ingestion: Sequence[Hook],
     delivery: Sequence[Hook],
-    placement: str | Endpoint | Placement | Sequence[str | Endpoint],
+    placement: Asked,
     disk: str | PathLike[str] | None,
     clock: Clock | None,
+    topology: Topology | str | PathLike[str] | None,
 ) -> Wiring:
     """The parts of a store with these settings. See `Store` for what they mean and for the errors."""
     if not isinstance(settings.seed, Integral) or int(settings.seed) < 0:
@@ -133,25 +156,31 @@ def wire(
     _check_recipe(recipe, semantics)
     schedule = semantics.resolve(settings.schedule)
     hooks = {"ingestion": check_chain(ingestion, "ingestion"), "delivery": check_chain(delivery, "delivery")}
-    clock = clock or RealClock()
+    clock = backends.clock_of(made, clock)
     halt, ledger = Halt(clock), Ledger(clock)
     halt.tell_waited = ledger.waited
     order = Order(halt)
-    where = Placement.of(placement, made.endpoints())
+    budgets = parse_budgets(settings.budgets)
+    placer = Placer(
+        made, placement, budgets, _demand(settings, semantics, schedule), _topology(topology), _here(made, clock)
+    )
     seed, in_order = int(settings.seed), semantics.remover is None
     remover = None
     if semantics.remover is not None:
         table = Table(semantics.remover)
         remover = LiveTable(REMOVER, table, semantics.capacity, semantics.batch_size, seed, None, in_order)
+    # Where a push is written before it returns, its arrays need no copy before.
+    lends = not (isinstance(semantics, OnPolicy) or ingestion or schedule.overlap_ing) and schedule.g_ing == 1
     buffer = ExperienceBuffer(
         made,
         semantics.capacity,
-        where,
-        parse_budgets(settings.budgets),
+        lambda schema: _placed(placer, buffer, schema),
+        budgets,
         halt,
         recipe,
         None if remover is None else remover.sampler,
         ledger.meter,
+        lends,
     )
     # What one invocation of delivery prepares is drawn at once.
     together = 1 if isinstance(semantics, OnPolicy) else int(schedule.g_del or 1)
@@ -171,7 +200,8 @@ def wire(
     }
     told = [*tables.values(), *(() if remover is None else (remover,))]
     admission = Admission(halt, order, told, lambda: buffer.window)
-    chain = IngestionChain(hooks["ingestion"], isinstance(semantics, OnPolicy), recipe.final_sources())
+    declared = settings.declared
+    chain = IngestionChain(hooks["ingestion"], isinstance(semantics, OnPolicy), recipe.final_sources(), declared)
     inbox = Inbox(
         halt,
         order,
@@ -180,14 +210,20 @@ def wire(
     )
     needs_edges = chain.needs_edges or not recipe.trivial
     rollout = _rollout(settings, semantics, schedule, halt, inbox, admission, needs_edges)
-    # Where a push is written before it returns, into memory that is written at once, its arrays need no copy before.
-    written_at_once = (
-        not isinstance(semantics, OnPolicy)
-        and not ingestion
-        and not schedule.overlap_ing
-        and schedule.g_ing == 1
-        and all(endpoint.is_host for endpoint in where.endpoints)
-    )
+    migrator = Migrator(made, buffer, order, halt, plan_of=placer.transfer_plan)
+    growth = None
+    if declared is not None:
+        _check_growth(declared, told)
+        growth = Growth(
+            declared=declared,
+            buffer=buffer,
+            migrator=migrator,
+            tables=told,
+            least=_least(semantics, told, together),
+            has_hooks=chain.has_hooks,
+            why_not_now=_edge(rollout, semantics),
+            timeout_s=settings.timeout_s,
+        )
     return Wiring(
         clock=clock,
         halt=halt,
@@ -197,6 +233,8 @@ def wire(
         semantics=semantics,
         schedule=schedule,
         buffer=buffer,
+        placer=placer,
+        migrator=migrator,
         tables=tables,
         remover=remover,
         admission=admission,
@@ -214,18 +252,98 @@ def wire(
             halt=halt,
             ledger=ledger,
             overlap=schedule.overlap_ing,
+            growth=growth,
         ),
         delivery_hooks=hooks["delivery"],
         signature=Signature(
             exchange.to_numpy,
             any(table.prioritized for table in told),
             min((table.sampler.highest_priority for table in told if table.prioritized), default=0.0),
-            copies=not written_at_once,
+            copies=not lends,
             finals_of=recipe.final_sources(),
+            declared=declared,
+            has_hooks=chain.has_hooks,
+            widen=growth.widen if growth else lambda schema: schema,
         ),
+        growth=growth,
         hook_names=[hook.name for hook in (*hooks["ingestion"], *hooks["delivery"])],
         timeout_s=settings.timeout_s,
     )
+
+
+def _demand(settings: Settings, semantics: Semantics, schedule: Schedule) -> Demand:
+    """What the store will ask of its placement, as far as its settings say."""
+    limiter = semantics.tables[MAIN].limiter
+    if isinstance(semantics, OnPolicy):
+        ratio: float = semantics.epochs
+    else:
+        ratio = limiter.samples_per_insert if isinstance(limiter, SampleToInsertRatio) else 1.0
+    declared = settings.declared
+    staged = 1 if isinstance(semantics, OnPolicy) else int(schedule.g_del or 1)
+    return Demand(semantics.capacity, semantics.batch_size, ratio, staged, declared is not None and bool(declared.axis))
+
+
+def _topology(given: Topology | str | PathLike[str] | None) -> Topology | None:
+    """A topology as it is, or by a preset's name, or from a file of this machine."""
+    if given is None or isinstance(given, Topology):
+        return given
+    if isinstance(given, str) and given in PRESETS:
+        return preset(given)
+    loaded = load(given)
+    check_machine(loaded, this_machine())
+    return loaded
+
+
+def _here(backend: Backend[Any], clock: Clock) -> Callable[[bool], Topology]:
+    """What is known of this machine as the backend sees it; or, asked so, what it takes a few seconds to measure."""
+
+    def here(measured: bool) -> Topology:
+        return measure(backend, clock) if measured else known(backend)
+
+    return here
+
+
+def _placed(placer: Placer, buffer: ExperienceBuffer, schema: Schema) -> Placement:
+    """Where rows of this schema go, be it in place of others."""
+    storage = buffer.storage
+    if storage is None:
+        return placer.place(schema.row_bytes)
+    held = storage.bytes_by_endpoint() if len(buffer) else {}
+    return placer.place(schema.row_bytes, storage.placement, held)
+
+
+def _check_growth(declared: Declared, tables: Sequence[LiveTable]) -> None:
+    """SettingError where rows that grow would break a table's promise."""
+    queue = next((table for table in tables if table.settings.is_queue), None)
+    if declared.replaces and queue is not None:
+        raise SettingError(
+            f"fields=: grow='replace' lets rows leave that have not been drawn, and table {queue.name!r} loses none ({queue.limiter}); "
+            "expected grow='pad'"
+        )
+
+
+def _least(semantics: Semantics, tables: Sequence[LiveTable], together: int) -> int:
+    """How many rows of a new form must be there before they replace those of the old one."""
+    limiters = [table.settings.limiter for table in tables]
+    least = [each.min_size_to_sample for each in limiters if isinstance(each, MinSize | SampleToInsertRatio)]
+    return min(max(least, default=semantics.batch_size * together), semantics.capacity)
+
+
+def _edge(rollout: OffPolicyRollout | OnPolicyRollout, semantics: Semantics) -> Callable[[], str] | None:
+    """On-policy: what says why rows can't grow now; empty where the iteration has none so far."""
+    if not isinstance(rollout, OnPolicyRollout) or not isinstance(semantics, OnPolicy):
+        return None
+    unit = semantics.rollout_unit
+
+    def why_not_now() -> str:
+        if rollout.has_room(unit):
+            return ""
+        return (
+            f"iteration {rollout.version} has rows already: all of its {unit} (rollout_unit) are of one form. Call store.advance() "
+            "when it is whole, and push wider rows from then on"
+        )
+
+    return why_not_now
 
 
 def _check_recipe(recipe: Recipe, semantics: Semantics) -> None:

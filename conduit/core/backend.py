@@ -5,7 +5,7 @@ Placement, sampling and scheduling are written once, above it. An implementation
 
 - `write` and `scatter` consume `into` (torch mutates it, JAX donates it): callers keep only the result.
 - A range or index outside the columns is refused with IndexError; nothing is clamped.
-- `read`, `transfer` and `adopt` return storage that the caller owns; a batch is never a view of the stored columns.
+- `read`, `merge`, `widen`, `transfer` and `adopt` return storage that the caller owns; a batch is never a view of the stored columns.
 - `allocate` refuses a dtype it can't hold exactly with SchemaError, naming the field.
 - Rows given to `write`, `scatter` and `transfer` must not be changed afterwards: a device may still be reading them.
 - Nothing blocks the host except `wait`.
@@ -76,11 +76,20 @@ class Backend(Protocol[A]):
         """Where batches go unless a learner asks otherwise: "numpy", "torch" or "jax"."""
         ...
 
+    @property
+    def immediate(self) -> bool:
+        """Whether rows that are read from one host tier in memory to another are there when `read` returns."""
+        ...
+
     def endpoints(self) -> Sequence[Endpoint]:
         """Every endpoint of this machine that `allocate` accepts, pageable host first."""
         ...
 
     def free_bytes(self, at: Endpoint) -> int: ...
+
+    def hardware(self, at: Endpoint) -> str:
+        """What an endpoint is: "host" where its memory is the host's, a GPU's UUID or PCI id, "" where nobody knows."""
+        ...
 
     def padded(self, rows: int, at: Endpoint) -> int:
         """To how many rows an index of `rows` should be padded before `read` or `scatter` at `at`, so that a framework
@@ -106,6 +115,16 @@ class Backend(Protocol[A]):
 
     def read(self, columns: Columns[A], index: RowIndex, fields: Sequence[str], to: Endpoint) -> Columns[A]:
         """Rows `index` of the named fields, at `to`: row i of the result is row `index[i]`."""
+        ...
+
+    def merge(self, parts: Sequence[Columns[A]], places: Sequence[RowIndex], rows: int, to: Endpoint) -> Columns[A]:
+        """Batches put together as one of `rows` rows: row `places[k][i]` is row i of `parts[k]`. All parts are at `to` and of the same
+        fields; they are given away. Every place is named; one that is named twice must be brought the same row both times."""
+        ...
+
+    def widen(self, columns: Columns[A], schema: Schema) -> Columns[A]:
+        """A batch's rows with the fields' shapes of `schema`, each axis as long as it was or longer: zero where there was nothing. They
+        stay where they are; `columns` are given away."""
         ...
 
     def transfer(self, moves: Sequence[Move[A]]) -> list[Columns[A]]:

@@ -1,7 +1,8 @@
-"""The Experience Buffer: a ring of rows over one or several shards, the cursor that says which are live, and how they are linked."""
+"""The Experience Buffer: a ring of rows, the cursor that says which are live, and how they are linked."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,28 +14,27 @@ from numpy.typing import NDArray
 from conduit.core.backend import Backend, Columns
 from conduit.core.episodes import End, Rows
 from conduit.core.experience import Schema
-from conduit.core.finals import FIRST_ROWS, Finals
+from conduit.core.finals import Finals
 from conduit.core.halt import Halt
 from conduit.core.items import Chance
+from conduit.core.journal import Copy, at_once
 from conduit.core.leases import Leases
 from conduit.core.lineage import Lineage
 from conduit.core.placement import Placement
 from conduit.core.places import Places
-from conduit.core.reader import Reader
-from conduit.core.recipe import Composition, Gather, Recipe, Selection
+from conduit.core.recipe import Gather, Recipe, Selection
 from conduit.core.ring import Layout, Window
 from conduit.core.room import Room
 from conduit.core.sampling import Sampler
-from conduit.core.shard import Meter, Shard
+from conduit.core.shard import Meter
 from conduit.core.starts import Starts
+from conduit.core.storage import Storage, check_instead, take_memory
 from conduit.core.versions import Versions
-from conduit.errors import CapacityError
+from conduit.errors import CapacityError, ClosedError
 from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
 Keys = NDArray[np.int64]
 
-_QUICK_BYTES = 1 << 17
-"""Batches of rows up to this size are gathered in the turn of their draw: writers wait some 30 µs, less than leases cost."""
 _NONE: Keys = np.zeros(0, np.int64)
 
 
@@ -62,39 +62,45 @@ class ExperienceBuffer:
         self,
         backend: Backend[Any],
         capacity: int,
-        placement: Placement,
+        place: Callable[[Schema], Placement],
         budgets: Mapping[Tier, int],
         halt: Halt,
         recipe: Recipe | None = None,
         remover: Sampler | None = None,
         meter: Callable[[Endpoint], Meter | None] = lambda at: None,
+        lends: bool = False,
     ) -> None:
-        """`remover`: chooses the rows that leave when there is no room; None: the oldest do. It needs a trivial recipe. `meter`:
-        is told of the traffic at an endpoint."""
+        """`place`: says where the first rows go, once their form is known. `remover`: chooses the rows that leave when there is no
+        room; None: the oldest do. It needs a trivial recipe. `meter`: is told of the traffic at an endpoint. `lends`: rows are in the arrays of whoever
+        pushed them, who may change these when `write` has returned."""
+        self.capacity = capacity
+        self.place = place
         self._remover = remover
-        self._places = None if remover is None else Places(capacity)
+        self.places = None if remover is None else Places(capacity)
+        """The slots, where a remover chooses who leaves."""
         self._inserted = 0
-        self._backend = backend
-        self._room, self._meter = Room(backend, placement, budgets, meter), meter
-        # Rows on disk may have to be waited for: never in the turn of a draw.
-        self._on_host = all(at.is_host and at.tier is not Tier.DISK for at in placement.endpoints)
-        self._row_bytes = 0
+        self._room = Room(backend, budgets, meter)
+        self._lends = lends
         self._recipe = recipe or Recipe()
-        self._layout = Layout(capacity, placement.shares)
-        self._shards: list[Shard] = []
+        self._storage: Storage | None = None
+        self._closing = threading.Lock()
+        self._closed = False
         self._schema: Schema | None = None
-        self._composition: Composition | None = None
         self.lineage = None if self._recipe.trivial else Lineage(capacity, self._recipe.following)
-        self.finals: Finals | None = None
-        self._reader: Reader | None = None
         self._versions = Versions()
         self._window = Window(0, 0)
         self.leases = Leases(halt)
         """What protects rows that are to be read: taken in the turn that selected them."""
 
     @property
-    def capacity(self) -> int:
-        return self._layout.capacity
+    def storage(self) -> Storage | None:
+        """Where the rows are; None before the first."""
+        return self._storage
+
+    @property
+    def finals(self) -> Finals | None:
+        """Of the storage that is there."""
+        return None if self._storage is None else self._storage.finals
 
     @property
     def window(self) -> Window:
@@ -104,16 +110,16 @@ class ExperienceBuffer:
     @property
     def in_order(self) -> bool:
         """Whether the oldest rows leave first."""
-        return self._places is None
+        return self.places is None
 
     @property
     def inserted(self) -> int:
         """How many rows have come: the key of the next."""
-        return self._window.stop if self._places is None else self._inserted
+        return self._window.stop if self.places is None else self._inserted
 
     def __len__(self) -> int:
         """How many rows are live."""
-        return len(self._window) if self._places is None else len(self._places)
+        return len(self._window) if self.places is None else len(self.places)
 
     @property
     def starts(self) -> Starts | None:
@@ -128,18 +134,18 @@ class ExperienceBuffer:
     @property
     def batch_schema(self) -> Schema:
         """The leaves of a batch, without its leading axes. There must be rows."""
-        assert self._composition is not None
-        return self._composition.schema
+        assert self._storage is not None
+        return self._storage.composition.schema
 
     def keys_of(self, rows: Keys) -> Keys:
         """The insertion number of each of `rows`."""
-        return rows if self._places is None else self._places.keys_at(rows)
+        return rows if self.places is None else self.places.keys_at(rows)
 
     def find(self, keys: Keys, oldest: int) -> tuple[Keys, NDArray[np.bool_] | None]:
         """What the rows with these insertion numbers, the lowest of which is `oldest`, are known by, and which of them are live
         (None: all): as many as those."""
-        if self._places is not None:
-            slots = self._places.slots_of(keys)
+        if self.places is not None:
+            slots = self.places.slots_of(keys)
             live = slots >= 0
             return slots[live], live
         first = self._window.first
@@ -152,21 +158,17 @@ class ExperienceBuffer:
         """Appends rows. Where there is no room, as many others leave: the oldest, or those that the remover chooses among the rows
         that were there before. Their arrays, which nobody changes any more, fix the stored schema if they are the first."""
         columns = self._columns(rows)
-        if self._places is not None:
-            return self._replace(self._places, columns, rows.version)
+        if self.places is not None:
+            return self._replace(self.places, columns, rows.version)
         count, first, stop = columns.rows, self._window.first, self._window.stop
         lost, excluded = 0, _NONE
-        oldest = stop + count - self._layout.capacity
+        oldest = stop + count - self.capacity
         if oldest > first:
             # Of more rows than the ring has, the first are gone as soon as they are counted: they aren't written at all.
             first, lost = oldest, max(0, oldest - stop)
             excluded = self._evict(min(first, stop))
-        for span in self._layout.spans(stop + lost, count - lost):
-            if span.rows == count:
-                part = columns
-            else:
-                part = columns.slice(lost + span.offset, lost + span.offset + span.rows)
-            self._shards[span.shard].write(span.slot, part)
+        assert self._storage is not None
+        self._storage.write(stop + lost, columns.slice(lost, count) if lost else columns)
         self._versions.append(stop, rows.version)
         admitted = _NONE if self.lineage is None else self._link(self.lineage, rows, columns, stop, lost)
         self._window = Window(first, stop + count)
@@ -182,11 +184,11 @@ class ExperienceBuffer:
 
     def select(self, keys: Keys, chance: Chance) -> Selection:
         """What the entries of a batch that start at `keys` are made of. `chance`: for what an item leaves to it."""
-        assert self._composition is not None
+        assert self._storage is not None
         if self.lineage is None:
-            return self._composition.select_rows(keys)
+            return self._storage.composition.select_rows(keys)
         finals_stop = 0 if self.finals is None else self.finals.stop
-        return self._composition.select(keys, self.lineage.links, finals_stop, chance)
+        return self._storage.composition.select(keys, self.lineage.links, finals_stop, chance)
 
     def drop(self) -> None:
         """No row is live any more; numbers go on counting."""
@@ -195,31 +197,27 @@ class ExperienceBuffer:
     def read(self, selection: Selection, to: Endpoint) -> Columns[Any]:
         """What was selected, as leaves of a batch in memory of their own at `to`. The caller holds a lease from
         `selection.oldest()` on."""
-        assert self._reader is not None
-        return self._reader.read(selection, to)
+        assert self._storage is not None
+        return self._storage.read(selection, to)
 
     def is_quick(self, to: Endpoint, selections: Sequence[Selection]) -> bool:
         """Whether what was selected is read to `to` in less time than a lease on it takes."""
-        if not self._on_host or not to.is_host:
-            return False
-        return self._row_bytes * sum(selection.rows() for selection in selections) <= _QUICK_BYTES
+        return self._storage is not None and self._storage.is_quick(to, selections)
 
     def version_of(self, keys: Keys) -> NDArray[np.int64]:
         """The policy version of live rows; in a turn."""
-        return self._versions.of(keys) if self._places is None else self._places.versions_at(keys)
+        return self._versions.of(keys) if self.places is None else self.places.versions_at(keys)
 
     def keys_from(self, first: int, most: int) -> Keys:
         """The keys of the next `most` live rows from `first` on, however large these numbers are."""
         first, most = min(first, self.inserted), min(most, self.capacity)
-        if self._places is not None:
-            return self._places.keys_from(first, most)
+        if self.places is not None:
+            return self.places.keys_from(first, most)
         low = max(first, self._window.first)
         return np.arange(low, min(low + most, self._window.stop))
 
     def live_between(self, first: int, stop: int) -> int:
-        """How many rows with keys [first, stop) are live."""
-        if self._places is not None:
-            return self._places.count_between(first, stop)
+        """How many rows with keys [first, stop) are live, where the oldest leave first."""
         return max(0, min(stop, self._window.stop) - max(first, self._window.first))
 
     def stored(self, keys: Keys) -> Selection:
@@ -228,44 +226,56 @@ class ExperienceBuffer:
         paths = tuple(self._schema.fields)
         return Selection((Gather(paths, paths, self.find(keys, int(keys[0]))[0], keys.shape),))
 
-    def state(self) -> dict[str, Any]:
+    def state(self, copy: Copy = at_once) -> dict[str, Any]:
         """What a checkpoint keeps, but for the rows and finals themselves; in a turn."""
         window = self._window
         state: dict[str, Any] = {"window": [window.first, window.stop], "inserted": self.inserted}
-        if self._places is not None:
-            return {**state, "places": self._places.state()}
+        if self.places is not None:
+            return {**state, "places": self.places.state(copy)}
         state["versions"] = self._versions.state()
         if self.lineage is not None:
-            state["lineage"] = self.lineage.state(window)
+            state["lineage"] = self.lineage.state(window, copy)
         if self.finals is not None:
             state["finals"] = [self.finals.first, self.finals.stop]
         return state
 
     def prepare(self, schema: Schema) -> None:
         """Takes the memory for rows of this schema, which the first push does else."""
-        composition = Composition(self._recipe, schema)
-        finals = sum(field.row_bytes for field in composition.final_fields.values())
-        self._shards = self._room.shards(self._layout, schema, min(FIRST_ROWS, self.capacity) * finals)
-        if composition.final_fields:
-            at = self._shards[0].at
-            self.finals = Finals(
-                self._backend, composition.final_fields, at, self.capacity, self._check_finals, self._meter(at)
-            )
-        self._reader = Reader(self._backend, self._layout, self._shards, schema, self.finals)
-        self._schema, self._composition = schema, composition
-        self._row_bytes = schema.row_bytes
+        placement = self.place(schema)
+        self.rebind(self.other_storage(schema, placement, Layout(self.capacity, placement.shares), beside=False))
+
+    def other_storage(self, schema: Schema, placement: Placement, layout: Layout, *, beside: bool = True) -> Storage:
+        """An empty storage for as many rows: `beside` the one that there is, or as if there were none. CapacityError where there is no room;
+        nothing is taken then."""
+        return take_memory(self._room, self._recipe, schema, placement, layout, self._storage if beside else None)
+
+    def check_room(self, schema: Schema, placement: Placement) -> None:
+        """CapacityError unless rows of this schema would have room there in place of those that are there."""
+        check_instead(
+            self._room, self._recipe, schema, placement, Layout(self.capacity, placement.shares), self._storage
+        )
+
+    def rebind(self, storage: Storage) -> None:
+        """In a turn, when nobody has a lease: all rows are in this one from here on, and whoever holds the other may close it.
+        ClosedError where it came too late for `close`; it is closed then."""
+        with self._closing:
+            if not self._closed:
+                self._storage, self._schema = storage, storage.schema
+                return
+        storage.close()
+        raise ClosedError("the store is closed")
 
     def load(self, state: Mapping[str, Any]) -> tuple[Window, Window]:
         """Goes on from what was saved, in a buffer that was just made and prepared: where it is smaller, without the oldest rows.
         Returns the rows that there were, and those that there are; `put` brings these, and `finals.put` their finals."""
         saved = Window(*state["window"])
-        if self._places is not None:
+        if self.places is not None:
             if len(state["places"]["keys"]) > self.capacity:
                 raise CapacityError(
                     f"capacity={self.capacity}: the checkpoint's rows take {len(state['places']['keys'])} slots, and where a remover chooses "
                     "who leaves none of them can be left out here; expected at least as many"
                 )
-            self._places.load(state["places"])
+            self.places.load(state["places"])
             self._inserted, self._window = state["inserted"], saved
             return saved, saved
         first = max(saved.first, saved.stop - self.capacity)
@@ -282,16 +292,14 @@ class ExperienceBuffer:
     def put(self, keys: Keys, columns: Mapping[str, NDArray[Any]]) -> int:
         """Rows with these keys, ascending, as they were read from another buffer: those that are live are put where they belong.
         Returns how many."""
-        assert self._schema is not None
-        self._schema.check(columns, "a checkpoint's rows", len(keys))
+        assert self._storage is not None
+        self._storage.schema.check(columns, "a checkpoint's rows", len(keys))
         places, live = self.find(keys, int(keys[0]))
         rows = Columns(
             PAGEABLE, columns if live is None else {path: each[live] for path, each in columns.items()}, len(places)
         )
         for low, high in _runs(places):
-            for span in self._layout.spans(int(places[low]), high - low):
-                at = low + span.offset
-                self._shards[span.shard].write(span.slot, rows.slice(at, at + span.rows))
+            self._storage.write(int(places[low]), rows.slice(low, high))
         return len(places)
 
     def older_than(self, version: int) -> Keys:
@@ -300,27 +308,24 @@ class ExperienceBuffer:
 
     def leave(self, rows: Keys) -> None:
         """Nobody will draw these rows again: where a remover chooses who leaves, others may have their places."""
-        if self._places is not None:
-            self._places.leave(rows)
+        if self.places is not None:
+            self.places.leave(rows)
 
     def bytes_by_endpoint(self) -> dict[str, int]:
-        """Bytes that the shards occupy; empty before the first row."""
-        if self._schema is None:
-            return {}
-        occupied = {str(shard.at): shard.rows * self._schema.row_bytes for shard in self._shards}
-        if self.finals is not None and self.finals.bytes:
-            occupied[str(self._shards[0].at)] += self.finals.bytes
-        return occupied
+        """Bytes that rows and finals occupy; empty before the first row."""
+        occupied = {} if self._storage is None else self._storage.bytes_by_endpoint()
+        return {str(at): size for at, size in occupied.items()}
 
     def close(self) -> None:
-        for shard in self._shards:
-            shard.close()
-        if self.finals is not None:
-            self.finals.close()
+        with self._closing:
+            self._closed = True
+        if self._storage is not None:
+            self._storage.close()
 
     def _replace(self, places: Places, columns: Columns[Any], version: int | NDArray[np.int64]) -> list[Written]:
         """`write` where a remover chooses who leaves."""
         assert self._remover is not None
+        assert self._storage is not None
         count = columns.rows
         # Of more rows than there are slots, the first are gone as soon as they are counted.
         lost = max(0, count - self.capacity)
@@ -337,9 +342,7 @@ class ExperienceBuffer:
         written = []
         for low, high in _runs(slots):
             first = int(slots[low])
-            for span in self._layout.spans(first, high - low):
-                at = lost + low + span.offset
-                self._shards[span.shard].write(span.slot, columns.slice(at, at + span.rows))
+            self._storage.write(first, columns.slice(lost + low, lost + high))
             written.append(Written(first, high - low, _NONE, removed if not written else _NONE))
         self._inserted += lost + count
         self._window = Window(0, places.occupied)
@@ -368,13 +371,10 @@ class ExperienceBuffer:
             leaves = schema.flatten(rows.data, "stored rows")
             if rows.schema is not schema:
                 schema.check(leaves, "stored rows", count)
+        if self._lends and self._storage is not None and not self._storage.on_host:
+            # A device may go on reading after the push has returned.
+            leaves = {path: np.array(leaf) for path, leaf in leaves.items()}
         return Columns(PAGEABLE, leaves, count)
-
-    def _check_finals(self, needed: int) -> None:
-        """CapacityError unless the finals' memory may grow to `needed` bytes."""
-        assert self._schema is not None
-        shard = self._shards[0]
-        self._room.check_finals(needed, shard.at, shard.rows * self._schema.row_bytes)
 
     def _evict(self, first: int) -> Keys:
         """Rows before `first` are live no more; returns others that can't be drawn any more, when nobody has to read one of the

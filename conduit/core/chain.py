@@ -20,7 +20,7 @@ from conduit.core.episodes import (
     join_fragments,
     split_lanes,
 )
-from conduit.core.experience import Tree, map_leaves
+from conduit.core.experience import Declared, Schema, Tree, map_leaves
 from conduit.core.hook import Hook, count_rows, run_hook
 from conduit.core.staging import Cut, Group
 from conduit.errors import HookError, SchemaError
@@ -30,9 +30,21 @@ class IngestionChain:
     """The ingestion hooks, in three parts: the row-scope prefix, which runs on rows as they come; from the first barrier
     on, what runs once on a whole unit; and from the first trajectory-scope hook on, what runs on whole fragments.
 
-    `finals_of`: the top-level leaves whose finals are stored: the row-scope prefix works on those as well."""
+    `finals_of`: the top-level leaves whose finals are stored: the row-scope prefix works on those as well. `declared`: what may grow.
+    Rows of different widths are never put together for a row-scope hook: a group is split where they grow. A trajectory that goes on
+    while rows grow comes filled up with zeros to its widest row, and counts as that wide from then on; so does an on-policy unit, of
+    which actors that grow at once may bring some rows that are narrower."""
 
-    def __init__(self, hooks: Sequence[Hook], on_policy: bool, finals_of: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        hooks: Sequence[Hook],
+        on_policy: bool,
+        finals_of: Sequence[str] = (),
+        declared: Declared | None = None,
+    ) -> None:
+        self._declared = declared
+        self._form: Schema | None = None
+        """Of the rows that are held, where rows may grow."""
         barrier = _first(hooks, lambda hook: hook.per != "row")
         trajectory = _first(hooks, lambda hook: hook.per == "trajectory")
         self._prefix = tuple(hooks[:barrier])
@@ -67,6 +79,9 @@ class IngestionChain:
     def load(self, state: Mapping[str, Any]) -> None:
         self._lanes.load(state["lanes"])
         self._held = list(state["held"])
+        held = [*self._held, *(piece for pieces in self._lanes.state().values() for piece in pieces)]
+        if held and self._declared is not None:
+            self._form = Schema.infer(held[0].data, "a checkpoint's rows")
 
     @property
     def held_rows(self) -> int:
@@ -84,7 +99,7 @@ class IngestionChain:
                     f"derived leaves need rows that are a dict of names at the top; got {type(unit.data).__name__}"
                 )
         if not self.has_barrier:
-            return [unit if isinstance(unit, Cut) else self._run_prefix(unit) for unit in _joined(group.units)]
+            return [unit if isinstance(unit, Cut) else self._run_prefix(unit) for unit in self._joined(group.units)]
         if self.on_policy:
             return [*self._process_fraction(group)]
         return [stored for unit in group.units for stored in self._process_unit(unit)]
@@ -96,7 +111,7 @@ class IngestionChain:
         before = self._run_prefix(unit)
         rows = _run_on_rows(self._unit, before)
         self._check_finals(before, rows)
-        return [*self._finish(self._lanes.add(rows))] if self._trajectory else [rows]
+        return [*self._finish(self._lanes.add(self._formed(rows)))] if self._trajectory else [rows]
 
     def _run_prefix(self, rows: Rows) -> Rows:
         """The row-scope prefix on rows, and on the finals that are stored with them: rows like those they end, but for what the
@@ -126,6 +141,45 @@ class IngestionChain:
             },
         )
 
+    def _joined(self, units: Sequence[Rows | Cut]) -> list[Rows | Cut]:
+        """The units with neighbouring rows put together, but for rows of different widths."""
+        runs = [list(run) for _, run in groupby(units, lambda unit: self._kind(unit))]
+        return [
+            unit
+            for run in runs
+            for unit in (
+                run if isinstance(run[0], Cut) else [concatenate([unit for unit in run if isinstance(unit, Rows)])]
+            )
+        ]
+
+    def _kind(self, unit: Rows | Cut) -> object:
+        """The same for units that go together."""
+        if isinstance(unit, Cut) or self._declared is None:
+            return type(unit)
+        return [leaf.shape[1:] for leaf in optree.tree_leaves(unit.data)]
+
+    def _formed(self, rows: Rows) -> Rows:
+        """`rows`, which are about to be held with others, as wide as these: or these become as wide as `rows`."""
+        if self._declared is None:
+            return rows
+        schema = rows.schema or Schema.infer(rows.data, "ingestion hooks")
+        form = schema if self._form is None or not self.held_rows else self._declared.widest(schema, self._form)
+        if self._form is not None and self._declared.widest(self._form, form) is not self._form:
+            self._held = [self._filled(each, form) for each in self._held]
+            lanes = self._lanes.state().items()
+            self._lanes.load({lane: [self._filled(each, form) for each in pieces] for lane, pieces in lanes})
+        self._form = form
+        return rows if form is schema else self._filled(rows, form)
+
+    def _filled(self, rows: Rows, form: Schema) -> Rows:
+        assert self._declared is not None
+        schema = rows.schema or Schema.infer(rows.data, "ingestion hooks")
+        data = schema.unflatten(self._declared.padded(schema.flatten(rows.data, "ingestion hooks"), form))
+        finals = rows.finals and {
+            place: self._declared.padded_final(final, schema, form) for place, final in rows.finals.items()
+        }
+        return replace(rows, data=data, finals=finals, schema=None)
+
     def _check_finals(self, before: Rows, after: Rows) -> None:
         """A unit-scope hook can't be run on finals, which are no part of the unit."""
         for name in self._finals_of if after is not before else ():
@@ -137,11 +191,11 @@ class IngestionChain:
                 )
 
     def _process_fraction(self, group: Group) -> list[Rows]:
-        for each in _joined(group.units):
+        for each in self._joined(group.units):
             if isinstance(each, Cut):
                 self._cut_held(each.lanes)
             else:
-                self._held.append(_run_on_rows(self._prefix, each))
+                self._held.append(self._formed(_run_on_rows(self._prefix, each)))
         if not group.closes:
             return []
         held, self._held = self._held, []
@@ -196,18 +250,6 @@ class IngestionChain:
 
 def _alike(one: Tree, other: Tree) -> bool:
     return optree.tree_structure(one) == optree.tree_structure(other)
-
-
-def _joined(units: Sequence[Rows | Cut]) -> list[Rows | Cut]:
-    """The units with neighbouring rows put together."""
-    runs = [list(run) for _, run in groupby(units, type)]
-    return [
-        unit
-        for run in runs
-        for unit in (
-            run if isinstance(run[0], Cut) else [concatenate([unit for unit in run if isinstance(unit, Rows)])]
-        )
-    ]
 
 
 def _as_rows(unit: Rows | list[Fragment]) -> Rows:

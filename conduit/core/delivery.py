@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from conduit.core.admission import Admission
 from conduit.core.backend import Backend, Columns, Target
-from conduit.core.batch import Batch, SampleInfo
+from conduit.core.batch import Batch, Padding, SampleInfo
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.experience import Schema, Tree, map_leaves
+from conduit.core.growth import Growth, Real
 from conduit.core.halt import Halt
 from conduit.core.hook import Hook, count_rows, run_hook
 from conduit.core.leases import Lease
@@ -60,13 +61,15 @@ class Request:
 
 @dataclass(slots=True)
 class Chosen:
-    """One batch of a request: its draw, what its entries are made of, and what is known of the rows that start them."""
+    """One batch of a request: its draw, what its entries are made of, and what is known of the rows that start them. `real`: of
+    leaves that grow, what of them is."""
 
     draw: Draw
     keys: Keys
     selection: Selection
     version: NDArray[np.int64]
     times_sampled: NDArray[np.int64] | None
+    real: Mapping[str, Real]
 
 
 @dataclass(slots=True)
@@ -98,6 +101,7 @@ class Delivery:
         in_line: bool,
         tables: Sequence[LiveTable],
         remover: LiveTable | None,
+        growth: Growth | None = None,
     ) -> None:
         """`choices`: for what an item chooses by chance; used in turns only, as the table is. `in_line`: whoever asks for a
         batch prepares it as well. `tables`: all over these rows; `remover`: says which of these leave, if not the oldest do."""
@@ -114,8 +118,10 @@ class Delivery:
         self._in_line = in_line
         self._tables = tables
         self._remover = remover
+        self._growth = growth
         self._landing = backend.landing(target)
         self._reads_to = PAGEABLE if self._hooks else self._landing
+        self._handed = partial(_handed, backend, self._landing, target)
         self._requests: deque[Request] = deque()
         self._changed = halt.condition("delivery requests")
 
@@ -211,7 +217,8 @@ class Delivery:
         buffer = self._buffer
         draw, times = self._table.draw(number, request.rows, window, request.stream)
         selection = buffer.select(draw.keys, lambda: self._choices.at(number, _CHOICES + request.stream))
-        chosen = Chosen(draw, buffer.keys_of(draw.keys), selection, buffer.version_of(draw.keys), times)
+        real = {} if self._growth is None else self._growth.real(selection)
+        chosen = Chosen(draw, buffer.keys_of(draw.keys), selection, buffer.version_of(draw.keys), times, real)
         if self._table.freed is not None and self._remover is not None:
             self._let_go(self._table.freed, self._remover)
         return chosen
@@ -265,13 +272,14 @@ class Delivery:
         arrays = self._backend.hand_over(columns, self._target)
         weight = arrays[_WEIGHT] if _WEIGHT in extra else self._ones(len(keys), np.float32)
         whole = arrays[_MASK] if _MASK in extra else self._ones(tuple(shape), np.bool_) if mask else None
-        batch = Batch(
-            map_leaves(lambda name: arrays[name], tree), SampleInfo(**{**info, "weight": weight, "mask": whole})
-        )
+        padding = {path: Padding(*told) for path, told in info.get("padding", {}).items()}
+        given = {**info, "weight": weight, "mask": whole, "padding": padding, "to_batch": self._handed}
+        batch = Batch(map_leaves(lambda name: arrays[name], tree), SampleInfo(**given))
         return Staged(batch, () if self._landing.is_host else (columns,))
 
     def _assemble(self, number: int, lag: int, chosen: Chosen, drawn: Drawn, columns: Columns[Any]) -> Staged:
         schema, draw = self._buffer.batch_schema, chosen.draw
+        padding = {path: _padding(real, columns.arrays[path]) for path, real in chosen.real.items()}
         if self._hooks:
             schema, columns = self._transform(schema, columns, self._landing)
         extra: dict[str, Any] = {}
@@ -300,6 +308,8 @@ class Delivery:
             store_version=drawn.version,
             weight=arrays[_WEIGHT] if _WEIGHT in extra else self._ones(len(draw.keys), np.float32),
             mask=self._mask(chosen.selection, arrays),
+            padding=padding,
+            to_batch=self._handed,
         )
         return Staged(Batch(schema.unflatten(arrays), info), tuple(on_device))
 
@@ -309,7 +319,7 @@ class Delivery:
         return self._ones(selection.shape, np.bool_) if selection.mask is None else arrays[_MASK]
 
     def _ones(self, shape: int | tuple[int, ...], dtype: Any) -> Callable[[], Any]:
-        return partial(_ones, self._backend, self._landing, self._target, shape, dtype)
+        return lambda handed=self._handed: handed(np.ones(shape, dtype))
 
     def _transform(self, schema: Schema, columns: Columns[Any], landing: Endpoint) -> tuple[Schema, Columns[Any]]:
         """What the hooks make of a batch on the host, at `landing`."""
@@ -330,7 +340,10 @@ class Delivery:
         return written, Columns(landing, {**arrays, **copied}, columns.rows)
 
 
-def _ones(backend: Backend[Any], landing: Endpoint, target: Target, shape: int | tuple[int, ...], dtype: Any) -> Any:
-    """Ones where the learner's batches are. A batch that nobody asked for them holds on to this, not to the store."""
-    ones = backend.adopt({_WEIGHT: np.ones(shape, dtype)}, landing)
-    return backend.hand_over(ones, target)[_WEIGHT]
+def _handed(backend: Backend[Any], landing: Endpoint, target: Target, array: NDArray[Any]) -> Any:
+    """`array` where the learner's batches are. A batch that nobody asked for it holds on to this, not to the store."""
+    return backend.hand_over(backend.adopt({_WEIGHT: array}, landing), target)[_WEIGHT]
+
+
+def _padding(real: Real, leaf: Any) -> Padding:
+    return Padding(real.extent, real.axis, real.axes, leaf.shape[real.extent.ndim + real.axis])

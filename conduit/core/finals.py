@@ -38,7 +38,7 @@ class Finals:
         meter: Meter | None = None,
     ) -> None:
         """`most`: there are never more live ones. `check_room(bytes)` raises CapacityError where memory for them isn't to be had."""
-        self._schema = Schema(fields, optree.tree_structure(cast(Any, dict.fromkeys(fields, 0))))
+        self.schema = Schema(fields, optree.tree_structure(cast(Any, dict.fromkeys(fields, 0))))
         self._backend, self.at, self._most, self._check_room = backend, at, most, check_room
         self._meter = meter
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class Finals:
     @property
     def bytes(self) -> int:
         """What they occupy."""
-        return 0 if self._shard is None else self._shard.rows * self._schema.row_bytes
+        return 0 if self._shard is None else self._shard.rows * self.schema.row_bytes
 
     def append(self, finals: Sequence[Mapping[str, Tree]]) -> Numbers:
         """Takes finals, each with leaves (*shape), and returns their numbers. SchemaError where they don't fit the stored rows."""
@@ -70,11 +70,11 @@ class Finals:
 
     @property
     def row_bytes(self) -> int:
-        return self._schema.row_bytes
+        return self.schema.row_bytes
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return tuple(self._schema.fields)
+        return tuple(self.schema.fields)
 
     def load(self, first: int, stop: int) -> None:
         """Makes room for finals [first, stop), which `put` brings; there are none so far."""
@@ -83,10 +83,28 @@ class Finals:
             self._make_room(stop - first)
         self.stop = stop
 
+    def hold(self, first: int, stop: int) -> None:
+        """The live ones are [first, stop) from here on, of which `bring` brings those that are new. Neither number is lower than it was."""
+        self._first = first
+        self.stop = max(self.stop, first)
+        if stop > self.stop:
+            self._make_room(stop - self.stop)
+        self.stop = stop
+
+    def bring(self, numbers: Numbers, rows: Columns[Any]) -> None:
+        """Live finals `numbers`, as they were read from other ones."""
+        assert self._shard is not None
+        self._shard.put(numbers % self._shard.rows, rows)
+
+    def wait(self) -> None:
+        """Returns when all that was brought is there."""
+        if self._shard is not None:
+            self._shard.wait()
+
     def put(self, first: int, columns: Mapping[str, NDArray[Any]]) -> None:
         """Finals from number `first` on, as they were read from other ones."""
         assert self._shard is not None
-        self._schema.check(columns, "a checkpoint's finals")
+        self.schema.check(columns, "a checkpoint's finals")
         _write(self._shard, first, Columns(PAGEABLE, columns, len(next(iter(columns.values())))))
 
     def read(self, numbers: Numbers, fields: Sequence[str], to: Endpoint) -> Columns[Any]:
@@ -102,7 +120,7 @@ class Finals:
 
     def _stacked(self, finals: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
         columns = {}
-        for path, field in self._schema.fields.items():
+        for path, field in self.schema.fields.items():
             leaves: list[Any] = [final.get(path) for final in finals]
             for leaf in leaves:
                 if leaf is None or leaf.shape != field.shape or leaf.dtype != field.dtype:
@@ -124,14 +142,14 @@ class Finals:
         rows = max(min(rows, self._most), live + more)
         # While they are copied, the old ones and the new ones are there.
         try:
-            self._check_room(rows * self._schema.row_bytes + self.bytes)
+            self._check_room(rows * self.schema.row_bytes + self.bytes)
         except CapacityError:
             rows = live + more
-            self._check_room(rows * self._schema.row_bytes + self.bytes)
-        new = Shard(self._backend, self._schema, rows, self.at, self._meter)
+            self._check_room(rows * self.schema.row_bytes + self.bytes)
+        new = Shard(self._backend, self.schema, rows, self.at, self._meter)
         if old is not None and live:
             kept = np.arange(self._first, self.stop) % old.rows
-            _write(new, self._first, old.read(kept, tuple(self._schema.fields), self.at))
+            _write(new, self._first, old.read(kept, tuple(self.schema.fields), self.at))
         with self._lock:
             self._shard = new
         if old is not None:

@@ -14,6 +14,7 @@ from conduit.core.admission import Admission
 from conduit.core.buffer import ExperienceBuffer, Written
 from conduit.core.chain import IngestionChain
 from conduit.core.episodes import Rows
+from conduit.core.growth import Growth
 from conduit.core.halt import Halt
 from conduit.core.ledger import Ledger
 from conduit.core.order import Order
@@ -40,8 +41,11 @@ class Ingestion:
         halt: Halt,
         ledger: Ledger,
         overlap: bool,
+        growth: Growth | None = None,
     ) -> None:
+        """`growth`: what fits rows to those that are there; None where nothing was declared."""
         self._chain = chain
+        self._growth = growth
         self._inbox = inbox
         self._rollout = rollout
         self._buffer = buffer
@@ -77,7 +81,7 @@ class Ingestion:
             except BaseException as error:
                 failed = error
                 # Rows that are lost to the buffer, be it by Ctrl-C: the store must not go on as if nothing had happened.
-                if not self._is_first_push(group, error):
+                if not self._is_refused(group, error):
                     self._halt.now_because(error)
                 if is_mine or not isinstance(error, Exception):
                     raised = error
@@ -91,10 +95,15 @@ class Ingestion:
         if self._inbox.claimed() is not None:
             self._halt.now_because(error)
 
-    def _is_first_push(self, group: Group, error: BaseException) -> bool:
-        """Whether all that is lost is a first push whose rows can't be stored at all, of which its caller hears."""
+    def _is_refused(self, group: Group, error: BaseException) -> bool:
+        """Whether all that is lost is one push, of which nothing is stored and whose caller hears of it: a first one whose rows can't be
+        stored at all, or one that hooks made wider than there is room for."""
+        if len(group.units) > 1 or self._chain.on_policy or self._chain.has_barrier:
+            return False
+        if self._growth is not None and error is self._growth.refused:
+            return True
         unsuited = isinstance(error, SchemaError | CapacityError) and self._buffer.schema is None
-        return unsuited and len(group.units) == 1 and not self._chain.has_hooks and not self._chain.on_policy
+        return unsuited and not self._chain.has_hooks
 
     def rows_came_s(self) -> float:
         """When rows came last that a learner was waiting for."""
@@ -145,18 +154,24 @@ class Ingestion:
 
     def load(self, held: Mapping[str, Any]) -> None:
         self._chain.load(held)
-        if self._admission.limits and self._chain.has_barrier:
+        if self._admission.limits and self._held_rows:
             with self._inbox.changed:
-                self._admission.settled(0, self._chain.held_rows)
+                self._admission.settled(0, self._held_rows)
 
     def _settle(self, group: Group) -> None:
         if self._admission.limits:
             with self._inbox.changed:
                 taken = sum(len(unit) for unit in group.units if isinstance(unit, Rows))
-                self._admission.settled(taken, self._chain.held_rows if self._chain.has_barrier else 0)
+                self._admission.settled(taken, self._held_rows)
+
+    @property
+    def _held_rows(self) -> int:
+        """How many rows that came are held until others do."""
+        by_hooks = self._chain.held_rows if self._chain.has_barrier else 0
+        return by_hooks if self._growth is None else by_hooks + self._growth.held_rows
 
     def _publish(self, stored: Sequence[Rows | Cut]) -> None:
-        for rows in stored:
+        for rows in stored if self._growth is None else self._growth.fitted(stored):
             if isinstance(rows, Cut):
                 admitted = self._buffer.cut(rows.lanes)
                 for table in self._tables if len(admitted) else ():

@@ -72,18 +72,18 @@ class Reader:
         shard, slots = self._layout.locate(keys)
         if shard is None:
             return self._shards[0].read(slots, fields, to)
-        # One shard reads a row for every place, which for the others' places is any; theirs replace those.
-        first = int(shard[0])
-        source = self._shards[first]
-        batch = source.read(np.where(shard == first, slots, 0), fields, to)
-        for number, source in enumerate(self._shards):
+        parts: list[Columns[Any]] = []
+        places: list[Keys] = []
+        for number in np.unique(shard).tolist():
+            source = self._shards[number]
             (place,) = np.nonzero(shard == number)
-            if len(place) and number != first:
-                # Padded where the rows are, which is where a framework compiles.
-                place = self._padded(place, source.at)
-                part = source.read(slots[place], fields, to)
-                batch = self._backend.scatter(batch, place, part, fields)
-        return batch
+            if len(place) == len(keys):
+                return source.read(slots, fields, to)
+            # Padded for where the rows are, and where they are put together: there a framework compiles.
+            place = self._padded(self._padded(place, source.at), to)
+            places.append(place)
+            parts.append(source.read(slots[place], fields, to))
+        return self._backend.merge(parts, places, len(keys), to)
 
     def _scatter(self, columns: Columns[Any], places: Keys, rows: Columns[Any], fields: Sequence[str]) -> Columns[Any]:
         """`columns` with `places` set to the first of `rows`, of which there are as many as `padded` says."""

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.derived import Derived, Next, Stack
-from conduit.core.experience import Field, Schema, map_leaves
+from conduit.core.experience import Field, Schema, map_leaves, top_level
 from conduit.core.items import Chance, Entries, Followed, Group, Item, NStep, Row
 from conduit.core.lineage import Following
 from conduit.core.links import Links
-from conduit.core.signature import TERMINATED, TRUNCATED, top_level
+from conduit.core.signature import TERMINATED, TRUNCATED
 from conduit.errors import SchemaError, SettingError
 
 Keys = NDArray[np.int64]

@@ -18,24 +18,29 @@ class Room:
     """The memory that one buffer may take. `meter`: what is told of the traffic at an endpoint, None for nobody."""
 
     def __init__(
-        self,
-        backend: Backend[Any],
-        placement: Placement,
-        budgets: Mapping[Tier, int],
-        meter: Callable[[Endpoint], Meter | None],
+        self, backend: Backend[Any], budgets: Mapping[Tier, int], meter: Callable[[Endpoint], Meter | None]
     ) -> None:
-        self._backend = backend
-        self._placement = placement
+        self.backend = backend
+        self.meter = meter
         self._budgets = budgets
-        self._meter = meter
 
-    def shards(self, layout: Layout, schema: Schema, finals_bytes: int) -> list[Shard]:
-        """Takes the memory of the rows, where there is room for the first finals beside those of the first shard. CapacityError
-        says where how much is lacking."""
-        asked = list(zip(self._placement.endpoints, layout.shard_rows, strict=True))
-        beside = [finals_bytes, *[0] * (len(asked) - 1)]
+    def check(
+        self,
+        placement: Placement,
+        layout: Layout,
+        schema: Schema,
+        finals_bytes: int,
+        held: Mapping[Endpoint, int],
+        freed: Mapping[Endpoint, int],
+    ) -> None:
+        """CapacityError, which says where how much is lacking, unless there is memory for the rows, and for the first finals beside those of the
+        first shard. By endpoint, `held`: what the buffer has already, and keeps; `freed`: what it has, and gives back before."""
+        asked = list(zip(placement.endpoints, layout.shard_rows, strict=True))
         lines = (
-            self._shortfall(at, rows, schema.row_bytes, more) for (at, rows), more in zip(asked, beside, strict=True)
+            self._shortfall(
+                at, rows, schema.row_bytes, 0 if number else finals_bytes, held.get(at, 0), freed.get(at, 0)
+            )
+            for number, (at, rows) in enumerate(asked)
         )
         short = [line for line in lines if line]
         if short:
@@ -43,11 +48,22 @@ class Room:
                 f"{layout.capacity:,} rows of {schema.row_bytes:,} bytes don't fit. {'; '.join(short)}. "
                 "A smaller capacity, a larger budget or a placement over more endpoints would"
             )
-        return [Shard(self._backend, schema, rows, at, self._meter(at)) for at, rows in asked]
+
+    def shards(self, placement: Placement, layout: Layout, schema: Schema) -> list[Shard]:
+        """Takes the memory of the rows: all of it, or none."""
+        shards: list[Shard] = []
+        try:
+            for at, rows in zip(placement.endpoints, layout.shard_rows, strict=True):
+                shards.append(Shard(self.backend, schema, rows, at, self.meter(at)))
+        except BaseException:
+            for shard in shards:
+                shard.close()
+            raise
+        return shards
 
     def check_finals(self, needed: int, at: Endpoint, beside: int) -> None:
         """CapacityError unless the finals' memory at an endpoint may grow to `needed` bytes, `beside` as many of rows."""
-        budget, free = self._budgets.get(at.tier), self._backend.free_bytes(at)
+        budget, free = self._budgets.get(at.tier), self.backend.free_bytes(at)
         left = free if budget is None else min(free, budget - beside)
         if needed > left:
             raise CapacityError(
@@ -55,14 +71,17 @@ class Room:
                 "A larger budget or a smaller capacity would do"
             )
 
-    def _shortfall(self, at: Endpoint, rows: int, row_bytes: int, finals_bytes: int) -> str | None:
+    def _shortfall(
+        self, at: Endpoint, rows: int, row_bytes: int, finals_bytes: int, held: int, freed: int
+    ) -> str | None:
         need = rows * row_bytes + finals_bytes
-        free, budget = self._backend.free_bytes(at), self._budgets.get(at.tier)
+        free, budget = self.backend.free_bytes(at) + freed, self._budgets.get(at.tier)
         most, whose = free, f"{format_bytes(free)} are free"
-        if budget is not None and budget < free:
-            most, whose = budget, f"its budget is {format_bytes(budget)}"
+        if budget is not None and budget - held < free:
+            most, whose = budget - held, f"its budget is {format_bytes(budget)}"
         if need <= most:
             return None
         beside = f" and {format_bytes(finals_bytes)} of finals" if finals_bytes else ""
+        staying = f" beside the {format_bytes(held)} that are there until these have moved" if held else ""
         fits = max(0, most - finals_bytes) // max(row_bytes, 1)
-        return f"{at} needs {format_bytes(need)} for {rows:,} rows{beside}; {whose} ({fits:,} rows would fit)"
+        return f"{at} needs {format_bytes(need)} for {rows:,} rows{beside}{staying}; {whose} ({fits:,} rows would fit)"

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from conduit.core.backend import Backend, Columns, RowIndex
 from conduit.core.experience import Schema
 from conduit.errors import ClosedError
@@ -37,6 +39,7 @@ class Shard:
         """`meter`: is told of every write and read."""
         self.at = at
         self.rows = rows
+        self._fields = tuple(schema.fields)
         self._backend = backend
         self._read: Read = backend.read if meter is None else _metered_read(backend.read, schema, meter)
         self._write: Write = backend.write if meter is None else _metered_write(backend.write, schema, meter)
@@ -50,6 +53,17 @@ class Shard:
                 raise _closed()
             self._columns = self._write(columns, slot, rows)
 
+    def put(self, slots: RowIndex, rows: Columns[Any]) -> None:
+        """Row i of `rows`, which are at a host tier or at this shard's endpoint, goes to `slots[i]`. A slot that occurs twice must
+        be brought the same row both times."""
+        with self._lock:
+            if (columns := self._columns) is None:
+                raise _closed()
+            if len(slots) and np.array_equal(slots, np.arange(slots[0], slots[0] + len(slots))):
+                self._columns = self._write(columns, int(slots[0]), rows)
+            else:
+                self._columns = self._backend.scatter(columns, slots, rows, self._fields)
+
     def read(self, slots: RowIndex, fields: Sequence[str], to: Endpoint) -> Columns[Any]:
         """The rows at `slots`, in memory of their own at `to`."""
         with self._lock:
@@ -57,12 +71,19 @@ class Shard:
                 raise _closed()
             return self._read(columns, slots, fields, to)
 
+    def wait(self) -> None:
+        """Returns when all that was written is there. Nobody may write meanwhile."""
+        with self._lock:
+            if (columns := self._columns) is None:
+                raise _closed()
+        self._backend.wait(columns)
+
     def close(self) -> None:
         """Gives the memory back. Whoever still writes or reads hears that the store is closed."""
         with self._lock:
-            if self._columns is not None:
-                self._backend.release(self._columns)
-                self._columns = None
+            columns, self._columns = self._columns, None
+            if columns is not None:
+                self._backend.release(columns)
 
 
 def _metered_read(read: Read, schema: Schema, meter: Meter) -> Read:

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import optree
-from numpy import ndarray
 from numpy.typing import NDArray
 
 from conduit.core.episodes import End, Rows
-from conduit.core.experience import Schema, Tree, leaf_paths, map_leaves
+from conduit.core.experience import Declared, Look, Schema, Tree, leaf_paths, map_leaves, top_level
 from conduit.errors import PriorityError, SchemaError
 
 Array = NDArray[Any]
@@ -32,12 +31,14 @@ _TERMINATED, _TRUNCATED, _CUT = int(End.TERMINATED), int(End.TRUNCATED), int(End
 
 
 class Signature:
-    """The push schema, which the first push fixes for all actors.
+    """The push schema, which the first push fixes for all actors; what is declared to grow may become wider later.
 
     `to_numpy`: makes a host array of a leaf that isn't NumPy's. `prioritized`: whether rows may have priorities, and
     `highest_priority`: the highest. `copies`: whether a step's rows outlive the push; without, the caller's arrays are passed
     on as they are. Finals, bootstraps, priorities and trajectories are always copied. `finals_of`: names at the top of a row
-    that every final has to bring whole, since a next is derived from them."""
+    that every final has to bring whole, since a next is derived from them. `declared`: what rows must be like from the
+    first push on; where hooks make something else of them, only what may grow. `widen`: is told of wider rows than any before, in the
+    pushing thread, before they are taken, and returns their schema when there is room for such: then all rows have to be so wide."""
 
     def __init__(
         self,
@@ -46,8 +47,14 @@ class Signature:
         highest_priority: float = math.inf,
         copies: bool = True,
         finals_of: Sequence[str] = (),
+        declared: Declared | None = None,
+        has_hooks: bool = False,
+        widen: Callable[[Schema], Schema] = lambda schema: schema,
     ) -> None:
         self._copies = copies
+        self._declared = declared
+        self._has_hooks = has_hooks
+        self._widen = widen
         self._finals_of = frozenset(finals_of)
         self._needed: tuple[Schema, list[str]] | None = None
         """Of a schema: the leaves that every final has to bring."""
@@ -79,13 +86,13 @@ class Signature:
 
     def step(self, tree: Tree, final: Final, valid: Any, priority: Any, steps: Steps) -> Rows:
         """One step of all lanes, as the rows of those that are valid."""
-        schema, count = self._schema, steps.count
+        schema, count, look = self._schema, steps.count, steps.look
         # Nearly all steps look like the ones before.
-        leaves = None if steps.look is None or schema is None else _leaves_of_look(tree, steps.look, schema)
+        leaves = None if look is None or look.schema is not schema else look.leaves(tree)
         if leaves is None or schema is None:
             schema, tree, leaves = self._leaves(tree, count, "push")
             if self.fixed and schema is self._schema:
-                steps.look = [(path, field.dtype, (count, *field.shape)) for path, field in schema.fields.items()]
+                steps.look = Look(schema, count)
         if final is not None:
             final = self._final(final, "push")
         ends = _ends(leaves, count, _CUT if final is None else _TRUNCATED)
@@ -101,6 +108,8 @@ class Signature:
         if final is not None:
             ended = np.flatnonzero(end)
             finals = self._match(schema, final, ended.tolist(), "push", (lane[ended] - steps.first).tolist())
+        if schema is not self._schema and len(lane):
+            self._grow(schema)
         return Rows(tree, lane, end, _NO_VERSION, chosen, finals, schema)
 
     def trajectory(self, tree: Tree, end: str | End | None, final: Final, priority: Any, lane: int) -> Rows:
@@ -124,12 +133,15 @@ class Signature:
         if final is not None:
             ended = [count - 1] if ends[-1] in (End.TERMINATED, End.TRUNCATED) else []
             finals = self._match(schema, map_leaves(lambda leaf: leaf[None], final), ended, "push_trajectory")
+        priority = None if priority is None else self._priorities(priority, count, "push_trajectory")
+        if schema is not self._schema:
+            self._grow(schema)
         return Rows(
             data=schema.unflatten({path: leaf.copy() for path, leaf in leaves.items()}),
             lane=np.full(count, lane, np.int64),
             end=ends,
             version=_NO_VERSION,
-            priority=None if priority is None else self._priorities(priority, count, "push_trajectory"),
+            priority=priority,
             finals=finals,
             schema=schema,
         )
@@ -153,7 +165,12 @@ class Signature:
                 self._schema = rows.schema or _push_schema(rows.data, "push")
             else:
                 # Two actors' first pushes at once: the later one must fit the earlier one's.
-                self._schema.check(self._schema.flatten(rows.data, "push"), "push")
+                schema, leaves = self._schema, self._schema.flatten(rows.data, "push")
+                if self._declared is not None and rows.schema is not None:
+                    schema = self._declared.widest(schema, rows.schema)
+                    leaves = self._declared.padded(leaves, schema)
+                schema.check(leaves, "push")
+                self._schema = schema
             self._undecided += 1
         taken = False
         try:
@@ -169,10 +186,27 @@ class Signature:
     def _leaves(self, tree: Tree, rows: int | None, where: str) -> tuple[Schema, Tree, Mapping[str, Array]]:
         """The schema that `tree` fits, `tree` with NumPy leaves, and these by path."""
         tree = self._arrays(tree, where)
-        schema = self._schema or _push_schema(tree, where)
+        schema = self._schema
+        if schema is None:
+            schema = _push_schema(tree, where)
+            if self._declared is not None and not self._has_hooks:
+                self._declared.check(schema, where)
         leaves = schema.flatten(tree, where)
+        if self._declared is not None:
+            schema = self._declared.grown(schema, leaves, where)
         schema.check(leaves, where, rows, "a lane")
         return schema, tree, leaves
+
+    def _grow(self, schema: Schema) -> None:
+        """Rows of this schema come, which isn't the push schema: it becomes as wide, if they are wider."""
+        known = self._schema
+        if not self.fixed or known is None or self._declared is None:
+            return
+        if self._declared.widest(known, schema) is not known:
+            wide = self._widen(self._declared.widest(schema, known))
+            with self._lock:
+                # Others may have made it wider meanwhile.
+                self._schema = self._declared.widest(wide, self._schema or wide)
 
     def _arrays(self, tree: Tree, where: str) -> Tree:
         """`tree` with NumPy leaves."""
@@ -269,33 +303,8 @@ class Steps:
         self.lane = np.arange(lanes.start, lanes.stop)
         self.open = np.zeros(len(lanes), np.uint8)
         """The ends when all lanes go on."""
-        self.look: _Look | None = None
+        self.look: Look | None = None
         """How the leaves look, once the signature is fixed."""
-
-
-_Look = list[tuple[str, np.dtype[Any], tuple[int, ...]]]
-"""Path, dtype and shape of each leaf."""
-
-
-def _leaves_of_look(tree: Tree, look: _Look, schema: Schema) -> Mapping[str, Array] | None:
-    """The leaves of `tree` by path if they look just so. None says nothing of why not, nor that they don't fit the schema."""
-    if schema.flat:
-        leaves: Any = tree
-        if type(tree) is not dict or len(leaves) != len(look):
-            return None
-    else:
-        found, structure = optree.tree_flatten(tree)
-        if structure != schema.structure:
-            return None
-        leaves = dict(zip(schema.fields, found, strict=True))
-    try:
-        for path, dtype, shape in look:
-            leaf = leaves[path]
-            if type(leaf) is not ndarray or leaf.dtype is not dtype or leaf.shape != shape:
-                return None
-    except KeyError:
-        return None
-    return leaves
 
 
 def _is_plain(tree: Tree) -> bool:
@@ -374,14 +383,3 @@ def _resolve_end(asked: str | End, said: End, leaves: Mapping[str, Array]) -> En
 
 def _row(tree: Final, place: int) -> Final:
     return map_leaves(lambda leaf: leaf[place], tree)
-
-
-def top_level(schema: Schema) -> dict[str, tuple[str, ...]]:
-    """The leaves' paths by the name that they have, or that their subtree has, at the top of a row. SchemaError unless that
-    is a dict of names."""
-    tree = schema.unflatten({path: path for path in schema.fields})
-    if type(tree) is not dict or not all(isinstance(name, str) for name in tree):
-        raise SchemaError(
-            f"items and derived leaves need rows that are a dict of names at the top; got {schema.structure}"
-        )
-    return {name: tuple(optree.tree_leaves(subtree)) for name, subtree in tree.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from conduit.core.backend import Backend, Columns
 from conduit.core.buffer import ExperienceBuffer
-from conduit.core.experience import Tree, map_leaves
+from conduit.core.experience import Tree, map_leaves, top_level
+from conduit.core.growth import Growth
 from conduit.core.links import Linked
-from conduit.core.signature import top_level
 from conduit.errors import SchemaError
 from conduit.topology.endpoint import PAGEABLE
 
@@ -24,19 +24,23 @@ Keys = NDArray[np.int64]
 class StoredRows:
     """Live rows by age, in host memory of their own: `keys` and `versions` (n,), `data` leaves (n, *shape). `linked`: how they
     follow each other; None where rows stand alone or make groups. `finals`: leaves (f, *shape) of those that `linked.final` names,
-    in their order, by the names at the top of what a next is derived from; None where there are none."""
+    in their order, by the names at the top of what a next is derived from; None where there are none. `extents`: where rows grow, how
+    long the growing axis of each such leaf was when each row came, (n,), by the leaf's path; what is beyond are zeros."""
 
     keys: Keys
     versions: NDArray[np.int64]
     data: Tree
     linked: Linked | None
     finals: Mapping[str, Tree] | None
+    extents: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
 
 class Snapshot:
     """The next `most` live rows from key `first` on. Made in a turn of the store's Order; `rows` reads them afterwards, once."""
 
-    def __init__(self, buffer: ExperienceBuffer, backend: Backend[Any], first: int, most: int) -> None:
+    def __init__(
+        self, buffer: ExperienceBuffer, backend: Backend[Any], growth: Growth | None, first: int, most: int
+    ) -> None:
         """SchemaError before the first row."""
         if buffer.schema is None:
             raise SchemaError("no row has been stored yet, so the leaves of rows aren't known")
@@ -45,6 +49,7 @@ class Snapshot:
         self._keys = keys = buffer.keys_from(first, most)
         known_by = buffer.find(keys, int(keys[0]))[0] if len(keys) else keys
         self._versions = buffer.version_of(known_by)
+        self._extents = {} if growth is None else growth.extents_of(keys)
         self._selection = buffer.stored(keys) if len(keys) else None
         self._linked = None
         if buffer.lineage is not None and buffer.lineage.by is None:
@@ -66,7 +71,8 @@ class Snapshot:
             leaves = {path: np.zeros((0, *field.shape), field.dtype) for path, field in schema.fields.items()}
         else:
             leaves = self._read[0].arrays
-        return StoredRows(self._keys, self._versions, schema.unflatten(leaves), self._linked, self._finals_read())
+        data, finals = schema.unflatten(leaves), self._finals_read()
+        return StoredRows(self._keys, self._versions, data, self._linked, finals, self._extents)
 
     def _finals_read(self) -> Mapping[str, Tree] | None:
         if not len(self._numbers):

@@ -1,4 +1,5 @@
-"""The policy version of every live row: one number for each run of rows that share it, not one a row."""
+"""The policy version of every live row, and how wide it came where rows grow: one number for each run of rows that share it, not one
+a row."""
 
 from __future__ import annotations
 
@@ -85,3 +86,37 @@ class Versions:
 
     def _note_second(self) -> None:
         self._second = int(self._runs[0, self._start + 1]) if self._stop - self._start > 1 else _NEVER
+
+
+class Extents:
+    """How long the growing axis of each leaf was in every row, before it was filled up: runs of equal ones by path, as few as there were
+    widths, and where actors that grow at once pass each other some more."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Versions] = {}
+
+    def append(self, first: int, widths: Mapping[str, int]) -> None:
+        """Rows from `first` on, newer than all so far, are so wide."""
+        for path, width in widths.items():
+            self._runs.setdefault(path, Versions()).append(first, width)
+
+    def evict(self, oldest: int) -> None:
+        """Rows before `oldest` are gone."""
+        for runs in self._runs.values():
+            runs.evict(oldest)
+
+    def of(self, path: str, keys: Keys) -> NDArray[np.int64]:
+        """Of each row; whatever it is for one that is gone."""
+        return self._runs[path].of(keys)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._runs
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {path: runs.state() for path, runs in self._runs.items()}
+
+    def load(self, state: Mapping[str, Any], oldest: int) -> None:
+        for path, runs in state.items():
+            self._runs[path] = Versions()
+            self._runs[path].load(runs, oldest)

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conduit.backends import exchange
+from conduit.clock import REAL, Clock
 from conduit.core.backend import Backend, Columns, Move, RowIndex, Target
 from conduit.core.experience import Schema
 from conduit.errors import CapacityError, HandOverError, MissingExtraError, SchemaError
@@ -143,6 +144,11 @@ class BackendContract:
     @pytest.fixture
     def backend(self) -> Backend[Any]:
         raise NotImplementedError("a subclass of BackendContract gives the backend to test")
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        """The clock of the cases' threads: the one that the backend's waits go through, if it isn't the wall's."""
+        return REAL
 
     def filled(self, backend: Backend[Any], at: Endpoint, rows: int = 16, seed: int = 1) -> tuple[Columns[Any], Rows]:
         """Columns at `at` full of random rows, and those rows."""
@@ -282,6 +288,74 @@ class BackendContract:
                 backend, backend.read(columns, index, list(rows), at), {p: a[index] for p, a in rows.items()}, at
             )
 
+    def test_batches_are_merged_row_by_row_where_they_are(self, backend: Backend[Any]):
+        for at in backend.endpoints():
+            columns, rows = self.filled(backend, at)
+            for counts in ((4, 3, 1), (8,), (0, 8), (5, 3)):
+                order = np.random.default_rng(len(counts)).permutation(8)
+                places = np.split(order, np.cumsum(counts)[:-1])
+                wanted = np.array([3, 15, 3, 0, 8, 2, 9, 9])
+                parts = []
+                for k, place in enumerate(places):
+                    # Some of them longer than they need be: the last row again.
+                    longer = max(len(place), 1 if k == 0 else backend.padded(len(place), at))
+                    places[k] = np.pad(place, (0, longer - len(place)), mode="edge") if len(place) else place
+                    parts.append(backend.read(columns, wanted[places[k]], list(rows), at))
+                merged = backend.merge(parts, places, 8, at)
+                assert (merged.at, merged.rows) == (at, 8)
+                assert_rows(backend, merged, {path: array[wanted] for path, array in rows.items()}, (at, counts))
+                columns = backend.write(columns, 0, on_host({path: array[:1] for path, array in rows.items()}))
+
+    def test_a_merged_batch_lies_in_memory_of_its_own_and_survives_what_it_was_made_of(self, backend: Backend[Any]):
+        rows = wide_rows(8, seed=1)
+        for at in {at.tier: at for at in reversed(backend.endpoints())}.values():
+            columns = backend.write(backend.allocate(Schema.infer(rows, "test"), 8, at), 0, on_host(rows))
+            halves = [backend.read(columns, half, list(rows), at) for half in (index_of(6, 4), index_of(1, 3))]
+            merged = backend.merge(halves, [index_of(0, 3), index_of(2, 1)], 4, at)
+            backend.wait(merged)
+            assert not any(overlap(merged.arrays[path], columns.arrays[path]) for path in rows), at
+            columns = backend.write(columns, 0, on_host(wide_rows(8, seed=2)))
+            del halves
+            backend.release(columns)
+            assert all(at.tier is Tier.DEVICE or address(array) % 64 == 0 for array in merged.arrays.values()), at
+            assert_rows(backend, merged, {path: array[[6, 3, 1, 4]] for path, array in rows.items()}, at)
+
+    def test_every_dtype_is_merged_bit_for_bit(self, backend: Backend[Any]):
+        for at in backend.endpoints():
+            held = {dtype.name: dtype for dtype in DTYPES if at.is_host or dtype.name not in self.narrowed}
+            rows = example_rows(8, seed=2, dtypes=held)
+            columns = backend.write(backend.allocate(Schema.infer(rows, "test"), 8, at), 0, on_host(rows))
+            parts = [backend.read(columns, half, list(rows), at) for half in (index_of(7, 0), index_of(3, 3, 5))]
+            merged = backend.merge(parts, [index_of(4, 1), index_of(0, 2, 3)], 5, at)
+            assert_rows(backend, merged, {path: array[[3, 0, 3, 5, 7]] for path, array in rows.items()}, at)
+
+    def test_a_merge_that_cannot_be_is_refused(self, backend: Backend[Any]):
+        for at in backend.endpoints():
+            columns, rows = self.filled(backend, at)
+            part = backend.read(columns, index_of(0, 1), list(rows), at)
+            for wrong in (index_of(0, 2), index_of(-1, 0), index_of(0, 1 << 32)):
+                with pytest.raises(IndexError, match=r"outside \[0, 2\)"):
+                    backend.merge([part], [wrong], 2, at)
+            with pytest.raises(IndexError, match="1 places for 2 rows"):
+                backend.merge([part], [index_of(0)], 2, at)
+
+    def test_rows_grow_with_zeros_at_the_end_of_their_axes(self, backend: Backend[Any]):
+        kinds = {"scalar": (), "odd": (5,), "image": (2, 6, 4), "wide": (64,), "nothing": (2,)}
+        for at in backend.endpoints():
+            columns, rows = self.filled(backend, at)
+            index = index_of(3, 9, 9, 0)
+            wide = {path: np.zeros((4, *shape), rows[path].dtype) for path, shape in kinds.items()}
+            for path, array in wide.items():
+                array[tuple(map(slice, (4, *rows[path].shape[1:])))] = rows[path][index]
+            schema = Schema.infer(wide, "test")
+            grown = backend.widen(backend.read(columns, index, list(rows), at), schema)
+            assert (grown.at, grown.rows) == (at, 4)
+            assert_rows(backend, grown, wide, at)
+            stored = backend.write(backend.allocate(schema, 4, at), 0, grown)
+            assert_stored(backend, stored, wide, at)
+            with pytest.raises(SchemaError, match=r"'odd' has rows of shape \[5\]"):
+                backend.widen(grown, Schema.infer(rows, "test"))
+
     # Out of range
 
     def test_a_range_outside_the_columns_is_refused_and_nothing_changes(self, backend: Backend[Any]):
@@ -416,7 +490,7 @@ class BackendContract:
             backend.release(third)
 
     @pytest.mark.parametrize("where", ["the same rows", "other rows"])
-    def test_readers_beside_a_writer_see_whole_rows(self, backend: Backend[Any], where: str):
+    def test_readers_beside_a_writer_see_whole_rows(self, backend: Backend[Any], clock: Clock, where: str):
         """One lock serialises the calls, as a Shard's does; the results are used outside it."""
         at = backend.endpoints()[-1]
         values = {"head": np.zeros(64, np.int32), "body": np.zeros((64, 256), np.int32)}
@@ -443,7 +517,7 @@ class BackendContract:
                 ):
                     torn.append(f"heads {np.unique(head)}, bodies {np.unique(body)}")
 
-        _in_threads(write, read, read)
+        _in_threads(clock, write, read, read)
         assert torn == []
 
     # Between frameworks
@@ -554,7 +628,7 @@ class BackendContract:
                 backend.landing(target)
 
 
-def _in_threads(*bodies: Callable[[], None]) -> None:
+def _in_threads(clock: Clock, *bodies: Callable[[], None]) -> None:
     """Runs them at once; the first error in any is raised here."""
     errors: list[BaseException] = []
 
@@ -564,11 +638,8 @@ def _in_threads(*bodies: Callable[[], None]) -> None:
         except BaseException as error:  # it is raised again below, in the test's own thread
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(body,)) for body in bodies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    tasks = [clock.spawn(partial(run, body), f"body {number}") for number, body in enumerate(bodies)]
+    deadline_s = clock.now() + 60
+    assert all(task.join(deadline_s) for task in tasks), "a thread hangs"
     for error in errors:
         raise error

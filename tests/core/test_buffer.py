@@ -11,10 +11,11 @@ from conduit.backends import load
 from conduit.clock import RealClock, VirtualClock
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.episodes import Rows
+from conduit.core.experience import Schema
 from conduit.core.halt import Halt
 from conduit.core.ordered import Lifo
 from conduit.core.placement import Placement
-from conduit.core.ring import Window
+from conduit.core.ring import Layout, Window
 from conduit.errors import CapacityError, ClosedError, SchemaError
 from conduit.topology.endpoint import PAGEABLE, PINNED, Endpoint, Tier
 
@@ -28,7 +29,12 @@ PLACEMENTS = [
 
 
 def buffer(capacity: int, placement: Placement = PLACEMENTS[0], budgets=None, clock=None) -> ExperienceBuffer:
-    return ExperienceBuffer(load("reference"), capacity, placement, budgets or {}, Halt(clock or RealClock()))
+    halt = Halt(clock or RealClock())
+    return ExperienceBuffer(load("reference"), capacity, lambda schema: placement, budgets or {}, halt)
+
+
+def in_memory(schema: Schema) -> Placement:
+    return Placement()
 
 
 def append(into: ExperienceBuffer, first: int, count: int):
@@ -74,7 +80,7 @@ def test_every_live_row_is_read_by_its_key_whatever_the_pushes_and_the_shards(ca
 @pytest.mark.parametrize("remover", [None, Lifo()], ids=repr)
 def test_keys_are_told_from_any_number_on_and_any_number_of_them(remover):
     sampler = None if remover is None else remover.start(4, 0)
-    into = ExperienceBuffer(load("reference"), 4, Placement(), {}, Halt(RealClock()), remover=sampler)
+    into = ExperienceBuffer(load("reference"), 4, in_memory, {}, Halt(RealClock()), remover=sampler)
     far = (2**62, 2**63 - 1, 2**63, 10**30)
     assert [len(into.keys_from(first, 10**30)) for first in (0, *far)] == [0] * 5
     append(into, 0, 3)
@@ -173,7 +179,7 @@ def test_a_writer_that_waits_for_a_reader_hears_of_a_halt():
 
     def main() -> list[str]:
         halt = Halt(clock)
-        ring = ExperienceBuffer(load("reference"), 4, Placement(), {}, halt)
+        ring = ExperienceBuffer(load("reference"), 4, in_memory, {}, halt)
         append(ring, 0, 4)
         reader, heard = Reader(ring, [0], clock), []
 
@@ -215,10 +221,11 @@ def test_the_window_is_never_less_than_empty_while_a_write_larger_than_the_ring_
 
 
 def test_rows_too_many_for_a_budget_are_refused_with_every_figure():
-    ring = buffer(1000, Placement((DEVICES[0], PAGEABLE), (1.0, 3.0)), {Tier.DEVICE: 1000, Tier.PAGEABLE: 1 << 30})
+    placement = Placement((DEVICES[0], PAGEABLE), (1.0, 3.0))
+    ring = buffer(1000, placement, {Tier.DEVICE: 1000, Tier.PAGEABLE: 1 << 30})
     with pytest.raises(CapacityError) as caught:
         append(ring, 0, 1)
-    rows = ring._layout.shard_rows[0]
+    rows = Layout(1000, placement.shares).shard_rows[0]
     for part in (
         "1,000 rows of 20 bytes",
         "device:0 needs",
