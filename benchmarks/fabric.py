@@ -37,7 +37,7 @@ Matrix = NDArray[np.float64]
 """(from, to), in milliseconds."""
 
 
-def slowed(topology: Topology, scale: int) -> Topology:
+def slowed(topology: Topology, scale: float) -> Topology:
     """The same with every bandwidth `scale` times as slow."""
     return topology.changed(
         legs={edge: replace(leg, bytes_per_s=leg.bytes_per_s / scale) for edge, leg in topology.legs.items()},
