@@ -6,8 +6,9 @@ with them starts when those have ended, as on a device's stream, and `wait`, `or
 Flows share links as `conduit.topology.fabric` says. On a virtual clock copies take no time; on the real one a transfer's time counts
 from before its copy, so that the copy lies inside it wherever the model is the slower of the two.
 
-Rows in pageable memory are copied by the thread that asks for them, one transfer after the other. What this is silent about: the work
-that others do on a device, and that such a thread can't do anything else meanwhile (a writer goes on at once whatever it writes to).
+Rows in pageable memory are copied by the thread that asks for them, one transfer after the other; what several threads ask for goes on at
+once. What this is silent about: the work that others do on a device, and that such a thread can't do anything else meanwhile. A writer goes
+on at once whatever it writes to; so of several actors that ingest in line, each in its turn, one's copies go on while the next one's begin.
 Seconds that come from here are emulated: never report them as measured.
 """
 

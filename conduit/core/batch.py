@@ -34,7 +34,7 @@ class Padding:
         return real.reshape(*shape, *(1,) * self.axis, self.width, *(1,) * after)
 
 
-_NO_PADDING: Mapping[str, Padding] = MappingProxyType({})
+NO_PADDING: Mapping[str, Padding] = MappingProxyType({})
 
 
 def _itself(array: NDArray[Any]) -> Any:
@@ -80,7 +80,7 @@ class SampleInfo:
         weight: Any,
         mask: Any = None,
         times_sampled: NDArray[np.int64] | None = None,
-        padding: Mapping[str, Padding] = _NO_PADDING,
+        padding: Mapping[str, Padding] = NO_PADDING,
         to_batch: Callable[[NDArray[Any]], Any] = _itself,
     ) -> None:
         """`weight`, `mask`: an array, or a function that makes it when it is asked for. `padding`: by path, of leaves that grow.
@@ -109,7 +109,7 @@ class SampleInfo:
         self._mask = mask
         self._padding = padding
         self._to_batch = to_batch
-        self._masks: dict[str, Any] = {}
+        self._masks: dict[str, Any] | None = None
 
     @property
     def weight(self) -> Any:
@@ -140,6 +140,8 @@ class SampleInfo:
         leaf's axes, with 1 for those of the row that don't grow: (B, W) for rows of shape (W,). None for a leaf that doesn't grow."""
         if path not in self._padding:
             return None
+        if self._masks is None:
+            self._masks = {}
         if path not in self._masks:
             self._masks[path] = self._to_batch(self._padding[path].mask)
         return self._masks[path]

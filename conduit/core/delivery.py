@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from conduit.core.admission import Admission
 from conduit.core.backend import Backend, Columns, Target
-from conduit.core.batch import Batch, Padding, SampleInfo
+from conduit.core.batch import NO_PADDING, Batch, Padding, SampleInfo
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.experience import Schema, Tree, map_leaves
 from conduit.core.growth import Growth, Real
@@ -279,7 +279,9 @@ class Delivery:
 
     def _assemble(self, number: int, lag: int, chosen: Chosen, drawn: Drawn, columns: Columns[Any]) -> Staged:
         schema, draw = self._buffer.batch_schema, chosen.draw
-        padding = {path: _padding(real, columns.arrays[path]) for path, real in chosen.real.items()}
+        padding = NO_PADDING
+        if chosen.real:
+            padding = {path: _padding(real, columns.arrays[path]) for path, real in chosen.real.items()}
         if self._hooks:
             schema, columns = self._transform(schema, columns, self._landing)
         extra: dict[str, Any] = {}

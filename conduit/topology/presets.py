@@ -7,7 +7,8 @@ All rates are of one direction, GB = 10⁹ bytes. Assumed throughout, where noth
 - capacities are the data sheet's; a driver may count a few per cent more
 - free: of a device, all but 1 GB for its context; of the host's memory, half for each kind, so that both can be full at once
 - a host copy is one thread's, 12 GB/s. Pageable rows go through such a copy into a pinned buffer on their way to a device or a
-  network, and so are less than half as fast as pinned ones
+  network, and so are less than half as fast as pinned ones. That is a leg's rate and no link's: several threads copy beside each other,
+  and one thread to one memory after the other, as plans and the emulated backend have it
 - a gather within a device reads and writes: half of its memory's rate
 - a port gets what one pair gets: what a pair lacks of the data sheet's rate is protocol, and several pairs pay it alike"""
 
