@@ -1,5 +1,6 @@
 """Everything that only a GPU can show, in one run of under ten minutes: the GPU tests, the contract suite on the
-devices, and how fast rows go in, are gathered and are handed over, against plain copies of the same bytes.
+devices, how fast rows go in, are gathered and are handed over, against plain copies of the same bytes, what a probe
+finds of the card, and how fast a store's rows move to it and back.
 
     python benchmarks/gpu_check.py > gpu.json
 
@@ -21,9 +22,12 @@ from typing import Any
 
 import numpy as np
 
+import conduit
 from conduit.backends import load
+from conduit.clock import REAL
 from conduit.core.backend import Columns, Target
 from conduit.core.experience import Schema
+from conduit.core.probing import known, measure
 from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +35,7 @@ ROW_BYTES = (1 << 10, 48 << 10, 192 << 10)
 BATCH_BYTES = 64 << 20
 STORE_BYTES = 1 << 30
 TEST_LIMIT_S = 240
+PROBE_S = 5.0
 
 
 def main() -> int:
@@ -53,7 +58,9 @@ def main() -> int:
     }
     if not arguments.no_tests:
         report["tests"] = run_tests()
-    report["gigabytes_per_s"] = [measure(row_bytes) for row_bytes in ROW_BYTES]
+    report["gigabytes_per_s"] = [rates(row_bytes) for row_bytes in ROW_BYTES]
+    report["probe"] = probed()
+    report["migration"] = [migrated(row_bytes) for row_bytes in ROW_BYTES]
     print(json.dumps(report, indent=2))
     return int(not arguments.no_tests and report["tests"]["exit"] != 0)
 
@@ -80,7 +87,7 @@ def run_tests() -> dict[str, Any]:
     return {"exit": code, "seconds": round(time.perf_counter() - started, 1), "output": output.splitlines()[-60:]}
 
 
-def measure(row_bytes: int) -> dict[str, Any]:
+def rates(row_bytes: int) -> dict[str, Any]:
     """GB/s of each operation on batches of BATCH_BYTES, and of plain copies of as many bytes."""
     import torch
 
@@ -106,6 +113,51 @@ def measure(row_bytes: int) -> dict[str, Any]:
         backend.wait(batch)
         backend.release(columns)
     torch.cuda.empty_cache()
+    return result
+
+
+def probed(seconds: float = PROBE_S) -> dict[str, Any]:
+    """What a probe measures of the first device's edges, in how many seconds, beside what is assumed of them without."""
+    backend, device = load("torch"), Endpoint(Tier.DEVICE)
+    began_s = time.perf_counter()
+    found = measure(backend, REAL, seconds=seconds)
+    took_s = time.perf_counter() - began_s
+    assumed, edges = known(backend), {}
+    for at in backend.endpoints():
+        for edge in dict.fromkeys([(device, at), (at, device)]):
+            leg, before = found.leg(*edge), assumed.leg(*edge)
+            edges[f"{edge[0]} to {edge[1]}"] = {
+                "gigabytes_per_s": round(leg.bytes_per_s / 1e9, 2),
+                "latency_us": round(leg.latency_s * 1e6, 1),
+                "noise": round(leg.noise, 3),
+                before.source.value: round(before.bytes_per_s / 1e9, 2),
+            }
+    links = {name: round(link.bytes_per_s / 1e9, 2) for name, link in found.links.items()}
+    return {"seconds": round(took_s, 1), "edges": edges, "links_gigabytes_per_s": links}
+
+
+def migrated(row_bytes: int, store_bytes: int = STORE_BYTES) -> dict[str, Any]:
+    """A full store's rows from place to place, nobody pushing: GB/s of the whole move, and how long pushes had to wait."""
+    backend, capacity, lanes = load("torch"), store_bytes // row_bytes, 64
+    result: dict[str, Any] = {"row_bytes": row_bytes, "rows": capacity}
+    pinned = ["pinned"] if any(at.tier is Tier.PINNED for at in backend.endpoints()) else []
+    with conduit.Store(
+        backend=backend, capacity=capacity, batch_size=64, placement="pageable", timeout_s=120.0
+    ) as store:
+        actor = store.actor(lanes=lanes)
+        for number in range(-(-capacity // lanes)):
+            actor.push({"row": np.full((lanes, row_bytes), number % 251, np.uint8)})
+        before = "pageable"
+        for place in ("device:0", *pinned, "device:0", "pageable", "device:0"):
+            if place == before:
+                continue
+            moved = store.migrate(place)
+            result[f"{before} to {place}"] = {
+                "gigabytes_per_s": round(moved.moved_bytes / moved.seconds / 1e9, 2),
+                "seconds": round(moved.seconds, 3),
+                "pause_ms": round(1e3 * moved.pause_s, 2),
+            }
+            before = place
     return result
 
 

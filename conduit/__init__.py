@@ -22,6 +22,7 @@ from conduit.core.sampling import Draw, Sampler, Sampling, Uniform
 from conduit.core.semantics import Schedule
 from conduit.core.spread import Recency, Stratified
 from conduit.core.table import Table
+from conduit.measuring import measure
 from conduit.mixture import Mixture, MixtureBatch, MixtureInfo
 from conduit.ports import Actor, Learner
 from conduit.store import Store
@@ -80,6 +81,7 @@ __all__ = [
     "WithoutReplacement",
     "datasets",
     "errors",
+    "measure",
     "plan",
     "register_delivery",
     "register_ingestion",

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
-from conduit.clock import REAL
 from conduit.core.archive import Archive
 from conduit.core.placement import KINDS, format_bytes
 from conduit.core.planning import Plan
@@ -136,7 +135,8 @@ def topology(
     Console().print(report.topology_table(found))
     _say_whose(found)
     if save_to is not None:
-        save_topology(found, save_to)
+        with _told_as_bad_input():
+            save_topology(found, save_to)
         typer.echo(f"Saved as {save_to}")
     if figure is not None:
         _draw(_import("conduit.report.figures").topology_figure(found), figure)
@@ -181,7 +181,7 @@ def plan(
     Exits with 1 where the rows fit nowhere, and with 2 for input that can't be."""
     _check_outputs(figure, json_to)
     count, batch = _whole("--rows", rows), _whole("--batch-size", batch_size)
-    limits = dict(_budget(each) for each in budget or [])
+    limits = _budgets(budget or [])
     where = _topology(preset, file, measure, backend, seconds)
 
     def planned(size: int | str) -> Plan:
@@ -190,8 +190,8 @@ def plan(
             row_bytes=size,
             capacity=count,
             batch_size=batch,
-            actors=_ports(actors),
-            learners=_ports(learners),
+            actors=_ports("--actors", actors),
+            learners=_ports("--learners", learners),
             replay_ratio=replay_ratio,
             candidates=candidates if candidates == "auto" else [each.strip() for each in candidates.split(",")],
             budgets=limits,
@@ -257,9 +257,8 @@ def _measured(backend: BackendName, seconds: float) -> Topology:
     """With a progress bar. It goes away: what was measured is in the table."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from conduit.core.probing import measure
+    from conduit.measuring import measure
 
-    loaded = importlib.import_module("conduit.backends").load(str(backend))
     columns = (TextColumn("measuring"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(), transient=True) as bar:
         task = bar.add_task("", total=None)
@@ -267,7 +266,7 @@ def _measured(backend: BackendName, seconds: float) -> Topology:
         def progress(done: int, of: int, what: str) -> None:
             bar.update(task, completed=done, total=of, description=what)
 
-        return measure(loaded, REAL, seconds=seconds, progress=progress)
+        return measure(str(backend), seconds=seconds, progress=progress)
 
 
 def _say_whose(found: Topology) -> None:
@@ -288,15 +287,20 @@ def _whole(option: str, text: str) -> int:
     return _refuse(f"{option} {text!r}: expected a whole number ≥ 1, such as 1e6 or 1_000_000")
 
 
-def _ports(text: str) -> int | list[str]:
-    return int(text) if text.isdigit() else [each.strip() for each in text.split(",")]
+def _ports(option: str, text: str) -> int | list[str]:
+    return _whole(option, text) if text.isdecimal() else [each.strip() for each in text.split(",")]
 
 
-def _budget(text: str) -> tuple[str, str]:
-    tier, equals, size = text.partition("=")
-    if not equals:
-        _refuse(f"--budget {text!r}: expected TIER=SIZE, such as device=40GiB")
-    return tier, size
+def _budgets(texts: list[str]) -> dict[str, str]:
+    limits: dict[str, str] = {}
+    for text in texts:
+        tier, equals, size = text.partition("=")
+        if not equals:
+            _refuse(f"--budget {text!r}: expected TIER=SIZE, such as device=40GiB")
+        if tier in limits:
+            _refuse(f"--budget {text!r}: {tier} has a budget already, {limits[tier]}; give each tier one")
+        limits[tier] = size
+    return limits
 
 
 def _check_outputs(figure: Path | None, other: Path | None) -> None:
@@ -306,6 +310,8 @@ def _check_outputs(figure: Path | None, other: Path | None) -> None:
     for path in (figure, other):
         if path is not None and not path.parent.is_dir():
             _refuse(f"{path}: there is no folder {path.parent}")
+        if path is not None and path.is_dir():
+            _refuse(f"{path} is a folder: expected a file to write")
 
 
 @contextmanager

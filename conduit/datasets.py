@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -35,7 +35,8 @@ class Arrays:
     `data`: leaves (n, *shape), a dict by name as rows are stored. `keys` (n,). `ends` (n,): an `End` each; what follows a row
     that is OPEN is the next one. `begins` (n,): whether a row is known to be its episode's first. `final`: leaves (f, *shape), what
     was observed after rows `final_rows` (f,), positions in ascending order; None where nothing of it is stored. `linked`: whether
-    the store knows which row follows which."""
+    the store knows which row follows which. `extents`: where rows grow, how long the growing axis of each such leaf was when each row
+    came, (n,), by the leaf's path; what is beyond are zeros, in the row's final too."""
 
     data: Tree
     keys: NDArray[np.int64]
@@ -44,6 +45,7 @@ class Arrays:
     final: Mapping[str, Tree] | None
     final_rows: NDArray[np.int64]
     linked: bool
+    extents: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -119,32 +121,40 @@ def to_arrays(store: Store) -> Arrays:
 
     Where the store links rows (it has an `item` or `derive`, but no `Group`), episodes come by their first rows, each whole as far
     as it is there; one that goes on in the store, or whose actor left, ends as CUT. Else nobody knows which row follows which: they
-    come by age, and each is cut, or terminated if it says so. SchemaError before the first row."""
+    come by age, and each is cut, or terminated if it says so. Rows that grow come as wide as the widest, be it that they become wider
+    while this is under way. SchemaError before the first row."""
     if not isinstance(store, Store):
         raise SettingError(f"to_arrays(store={store!r}): expected a conduit.Store")
     stop = store.info()["inserted"]
     # Those before `stop` only become fewer.
     room, filled = len(store), 0
     data: Tree = None
-    keys: list[NDArray[np.int64]] = []
-    linked: list[Linked] = []
-    finals: list[Mapping[str, Tree]] = []
+    parts: list[StoredRows] = []
     for part in _chunks(store, stop):
         if data is None:
             data = map_leaves(lambda leaf: np.empty((room, *leaf.shape[1:]), leaf.dtype), part.data)
+        elif not len(part.keys):
+            continue
+        # Rows may have become wider since the chunk before.
+        data = map_leaves(_as_wide, data, part.data)
         map_leaves(lambda to, leaf, at=filled: _put(to, leaf, at), data, part.data)
         filled += len(part.keys)
-        keys.append(part.keys)
-        linked += [] if part.linked is None else [part.linked]
-        finals += [] if part.finals is None else [part.finals]
+        # But for its rows, which are in `data`.
+        parts.append(replace(part, data=None))
     data = map_leaves(lambda leaf: leaf[:filled], data)
-    key = np.concatenate(keys)
+    key = np.concatenate([part.keys for part in parts])
+    extents = {path: np.concatenate([part.extents[path] for part in parts]) for path in parts[0].extents}
+    linked = [part.linked for part in parts if part.linked is not None]
     if not linked:
-        return _apart(data, key)
+        return replace(_apart(data, key), extents=extents)
     names = [field.name for field in fields(Linked)]
     together = Linked(*(np.concatenate([getattr(each, name) for each in linked]) for name in names))
-    final = map_leaves(lambda *leaves: np.concatenate(leaves), *finals) if finals else None
-    return _by_episode(data, key, together, final)
+    finals = [part.finals for part in parts if part.finals is not None]
+    final = None
+    if finals:
+        wide = [{name: map_leaves(_as_wide, tree, data[name]) for name, tree in each.items()} for each in finals]
+        final = map_leaves(lambda *leaves: np.concatenate(leaves), *wide)
+    return _by_episode(data, key, together, final, extents)
 
 
 def _chunks(store: Store, stop: int) -> Iterator[StoredRows]:
@@ -168,10 +178,17 @@ def _head(part: StoredRows, rows: int) -> StoredRows:
         kept = np.count_nonzero(linked.final >= 0)
         finals = map_leaves(lambda leaf: leaf[:kept], finals)
     data = map_leaves(lambda leaf: leaf[:rows], part.data)
-    return StoredRows(part.keys[:rows], part.versions[:rows], data, linked, finals)
+    extents = {path: extent[:rows] for path, extent in part.extents.items()}
+    return StoredRows(part.keys[:rows], part.versions[:rows], data, linked, finals, extents)
 
 
-def _by_episode(data: Tree, keys: NDArray[np.int64], linked: Linked, final: Mapping[str, Tree] | None) -> Arrays:
+def _by_episode(
+    data: Tree,
+    keys: NDArray[np.int64],
+    linked: Linked,
+    final: Mapping[str, Tree] | None,
+    extents: Mapping[str, NDArray[np.int64]],
+) -> Arrays:
     """Rows by age, put together by episode."""
     episode = _first_rows(keys, linked.after)
     order = np.argsort(episode, kind="stable")
@@ -187,7 +204,8 @@ def _by_episode(data: Tree, keys: NDArray[np.int64], linked: Linked, final: Mapp
         # They were read by age of their rows.
         place = np.cumsum(linked.final >= 0) - 1
         final = map_leaves(lambda leaf: leaf[place[order][has_final]], final)
-    return Arrays(data, keys[order], ends, linked.begins[order], final, final_rows, True)
+    extents = {path: extent[order] for path, extent in extents.items()}
+    return Arrays(data, keys[order], ends, linked.begins[order], final, final_rows, True, extents)
 
 
 def _first_rows(keys: NDArray[np.int64], after: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -343,3 +361,12 @@ def _rows_at(leaf: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
 
 def _put(to: NDArray[Any], leaf: NDArray[Any], at: int) -> None:
     to[at : at + len(leaf)] = leaf
+
+
+def _as_wide(leaf: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
+    """`leaf`, whose rows are filled up with zeros to the form of `other`'s."""
+    if leaf.shape[1:] == other.shape[1:]:
+        return leaf
+    wide = np.zeros((len(leaf), *other.shape[1:]), leaf.dtype)
+    wide[tuple(map(slice, leaf.shape))] = leaf
+    return wide

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from conduit.backends import exchange
 from conduit.clock import Clock, RealClock
 from conduit.core.backend import Target
-from conduit.core.batch import Batch, SampleInfo
+from conduit.core.batch import Batch, Padding, SampleInfo
 from conduit.core.experience import Tree, leaf_paths
 from conduit.core.halt import check_timeout
 from conduit.core.limiter import exact
@@ -40,8 +40,15 @@ class MixtureInfo:
     has them. Each property is what the stores' own `SampleInfo` says, one after the other: arrays of shape (B,), NumPy's but for
     `weight` and `mask`. Nothing here is to be changed."""
 
-    def __init__(self, number: int, stores: Sequence[str], parts: Mapping[str, SampleInfo], target: Target) -> None:
-        """`parts`: by store, of those that gave rows, in order."""
+    def __init__(
+        self,
+        number: int,
+        stores: Sequence[str],
+        parts: Mapping[str, SampleInfo],
+        target: Target,
+        padding: Mapping[str, Padding],
+    ) -> None:
+        """`parts`: by store, of those that gave rows, in order. `padding`: of the leaves that grow in any of these, by path."""
         self.number = number
         """Which batch of the mixture this is."""
         self.stores = tuple(stores)
@@ -51,6 +58,8 @@ class MixtureInfo:
         self.rows: dict[str, slice] = {}
         """Which entries are of which of `parts`."""
         self._target = target
+        self._padding = padding
+        self._masks: dict[str, Any] = {}
         stop = 0
         for name, part in parts.items():
             start, stop = stop, stop + len(part.keys)
@@ -117,9 +126,26 @@ class MixtureInfo:
         masks = [part.mask for part in self.parts.values()]
         return None if masks[0] is None else _one_after_the_other(masks, self._target)
 
+    @property
+    def extents(self) -> dict[str, NDArray[np.int64]]:
+        """As `SampleInfo.extents`, of each leaf that a store that gave rows lets grow: what is beyond are zeros. A row of a store in which
+        the leaf doesn't grow is as long as all are there."""
+        return {path: padding.extent for path, padding in self._padding.items()}
+
+    def padding_mask(self, path: str) -> Any:
+        """As `SampleInfo.padding_mask`: where leaf `path` is real, as the batch's leaves, where they are; None for one that grows in no
+        store that gave rows."""
+        if path not in self._padding:
+            return None
+        if path not in self._masks:
+            self._masks[path] = exchange.accept({"": self._padding[path].mask}, self._target)[""]
+        return self._masks[path]
+
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copy: with what is on a device made, since a device can't be pickled."""
-        return {**self.__dict__, "weight": self.weight, "mask": self.mask, "_target": None}
+        masks = {path: self.padding_mask(path) for path in self._padding}
+        made = {"weight": self.weight, "mask": self.mask, "_masks": masks, "_padding": dict(self._padding)}
+        return {**self.__dict__, **made, "_target": None}
 
     def __repr__(self) -> str:
         return f"MixtureInfo(number={self.number}, rows={self.rows}, keys={self.keys})"
@@ -153,7 +179,8 @@ class _Begun:
 class Mixture:
     """Batches of `batch_size` rows, drawn on demand from several stores in given shares.
 
-    - `stores`: by name. Their rows have the same leaves. They stay the caller's: a mixture closes none.
+    - `stores`: by name. Their rows have the same leaves; where one lets a leaf grow (`Store(fields=)`), the others' rows may be shorter or
+      longer along that axis, and are filled up with zeros to the longest. They stay the caller's: a mixture closes none.
     - `shares`: by store, numbers ≥ 0 in proportion, {"offline": 0.5, "online": 0.5}; or a function of the batch's number that
       returns them. A store whose share is 0 isn't asked.
     - `tables`: which table of a store is drawn from, where that isn't its main one.
@@ -303,12 +330,13 @@ class Mixture:
 
     def _put_together(self, begun: _Begun) -> MixtureBatch:
         drawn = {name: begun.drawn[name] for name in self._names if name in begun.drawn}
-        structure, parts = _flattened({name: batch.data for name, batch in drawn.items()})
+        infos = {name: batch.info for name, batch in drawn.items()}
+        structure, parts, padding = _flattened({name: batch.data for name, batch in drawn.items()}, infos)
         target = Target(exchange.framework_of(next(iter(parts[0].values()))) or "", self._device, self._sharding)
         leaves = exchange.concatenate(parts)
         if self._sharding is not None:
             leaves = exchange.accept(leaves, target)
-        info = MixtureInfo(begun.number, self._names, {name: batch.info for name, batch in drawn.items()}, target)
+        info = MixtureInfo(begun.number, self._names, infos, target, padding)
         return MixtureBatch(optree.tree_unflatten(structure, list(leaves.values())), info)
 
     def _check_update(self, keys: Array, source: Array, priorities: Any) -> None:
@@ -393,8 +421,11 @@ def _on_host(name: str, array: Any) -> Array:
         raise SchemaError(f"update_priorities: {name}: {error}") from None
 
 
-def _flattened(trees: Mapping[str, Tree]) -> tuple[optree.PyTreeSpec, list[dict[str, Any]]]:
-    """Each tree's leaves by path, and their structure. SchemaError names the leaf and the stores that differ in it."""
+def _flattened(
+    trees: Mapping[str, Tree], infos: Mapping[str, SampleInfo]
+) -> tuple[optree.PyTreeSpec, list[dict[str, Any]], Mapping[str, Padding]]:
+    """The trees' structure, each tree's leaves by path, those that grow as long as the longest, and what of these is real. SchemaError names
+    the leaf and the stores that differ in it."""
     first, *others = trees
     leaves, structure = optree.tree_flatten(trees[first])
     paths = _paths(structure)
@@ -406,15 +437,43 @@ def _flattened(trees: Mapping[str, Tree]) -> tuple[optree.PyTreeSpec, list[dict[
             what = f"only one of them has leaf {', '.join(map(repr, odd))}" if odd else "their leaves nest differently"
             raise SchemaError(f"rows of stores {first!r} and {name!r} can't be mixed: {what}")
         parts.append(dict(zip(paths, leaves, strict=True)))
+    padding = _filled_up(parts, list(infos.values()))
+    for name, part in zip(others, parts[1:], strict=True):
         for path, leaf in parts[0].items():
-            its = parts[-1][path]
+            its = part[path]
             if type(its) is not type(leaf) or its.dtype != leaf.dtype or its.shape[1:] != leaf.shape[1:]:
                 do = "" if type(its) is type(leaf) else "; name one framework with to="
                 raise SchemaError(
                     f"rows of stores {first!r} and {name!r} can't be mixed: leaf {path!r} is {_told(leaf)} in one and "
                     f"{_told(its)} in the other{do}"
                 )
-    return structure, parts
+    return structure, parts, padding
+
+
+def _filled_up(parts: Sequence[dict[str, Any]], infos: Sequence[SampleInfo]) -> Mapping[str, Padding]:
+    """Makes the leaves that grow in some store as long as the longest of them, and returns what of each is real, by path."""
+    padding: dict[str, Padding] = {}
+    for path in dict.fromkeys(path for info in infos for path in info.padding):
+        told = [info.padding.get(path) for info in infos]
+        if len({(each.axis, each.axes) for each in told if each is not None}) > 1:
+            raise SchemaError(f"rows can't be mixed: leaf {path!r} grows along different axes in their stores")
+        one = next(each for each in told if each is not None)
+        leading, leaves = one.extent.ndim, [part[path] for part in parts if path in part]
+        if len(leaves) < len(parts) or any(
+            leaf.ndim != leading + one.axes or leaf.shape[1:leading] != one.extent.shape[1:] for leaf in leaves
+        ):
+            # Delivery hooks made something else of it, or the entries are of different lengths.
+            continue
+        axis = leading + one.axis
+        widths = [leaf.shape[axis] for leaf in leaves]
+        for part, leaf in zip(parts, leaves, strict=True):
+            part[path] = exchange.widen(leaf, (*leaf.shape[:axis], max(widths), *leaf.shape[axis + 1 :]))
+        extents = [
+            np.full(leaf.shape[:leading], width) if each is None else each.extent
+            for each, leaf, width in zip(told, leaves, widths, strict=True)
+        ]
+        padding[path] = Padding(np.concatenate(extents), one.axis, one.axes, max(widths))
+    return padding
 
 
 @lru_cache(maxsize=16)

@@ -96,9 +96,7 @@ class Actor:
         try:
             self._check_open()
             rows = path.signature.step(step, final, valid, priority, self._steps)
-            if path.signature.fixed:
-                return self._put(rows, version, timeout_s, call)
-            return self._put_first(rows, version, timeout_s, call)
+            return self._put(rows, version, timeout_s, call)
         finally:
             call.end()
 
@@ -122,9 +120,7 @@ class Actor:
             if not isinstance(lane, Integral) or isinstance(lane, bool) or not 0 <= lane < self.lanes:
                 raise SchemaError(f"push_trajectory: lane {lane!r}; this actor has lanes 0 to {self.lanes - 1}")
             taken = self._path.signature.trajectory(rows, end, final, priority, self._lanes.lanes[int(lane)])
-            if self._path.signature.fixed:
-                return self._put(taken, version, timeout_s, call)
-            return self._put_first(taken, version, timeout_s, call)
+            return self._put(taken, version, timeout_s, call)
 
     def end_unit(self, *, bootstrap: Mapping[str, Tree] | None = None) -> None:
         """On-policy: this actor's rows of the iteration are all pushed. `bootstrap`: what is known of the observations after
@@ -155,20 +151,22 @@ class Actor:
         if not count:
             return 0
         deadline_s = call.began_s + (path.timeout_s if timeout_s is None else check_timeout(timeout_s))
+        if path.signature.knows(rows):
+            return count if self._take(rows, version, deadline_s, call) else 0
+        with path.rollout.widening(self._lanes, version, deadline_s, call):
+            left_s = max(0.0, deadline_s - path.halt.clock.now())
+            with path.signature.fixed_by(rows, left_s):
+                return count if self._take(rows, version, deadline_s, call) else 0
+
+    def _take(self, rows: Rows, version: int | None, deadline_s: float, call: PortCall) -> bool:
+        path = self._path
         try:
             taken = path.rollout.put(self._lanes, rows, version, deadline_s, call)
             path.ingestion.catch_up()
         except BaseException as error:
             path.ingestion.interrupted(error)
             raise
-        return count if taken else 0
-
-    def _put_first(self, rows: Rows, version: int | None, timeout_s: float | None, call: PortCall) -> int:
-        """`_put` where no push has fixed the signature so far: this one does, if it is taken."""
-        if not len(rows):
-            return 0
-        with self._path.signature.fixed_by(rows):
-            return self._put(rows, version, timeout_s, call)
+        return taken
 
     def _check_open(self) -> None:
         if self._path.halt.reason is not None:

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from conduit.core.backend import Backend
+from conduit.core.declared import Declared
 from conduit.core.derived import Derived, Next, Stack
-from conduit.core.experience import Declared, Field
+from conduit.core.experience import Field
 from conduit.core.items import Group, Item, NStep, Row, Sequence, Trajectory
 from conduit.core.limiter import Limiter, MinSize, Queue, SampleToInsertRatio
 from conduit.core.ordered import Fifo, Lifo, MaxHeap, MinHeap
@@ -101,17 +102,19 @@ class Settings:
         sampler: Sampling | None,
         limiter: Limiter | None,
         tables: Mapping[str, Table] | None,
+        declared: Mapping[str, Field] | None,
     ) -> Settings:
-        """What `pack` said, with what is given instead. SettingError names what must be given, or can't be."""
+        """What `pack` said, with what is given instead (`declared`: of `fields`). SettingError names what must be given, or can't be."""
         given = {"sampler": sampler, "limiter": limiter}
         told = {
             name: given[name] if given.get(name) is not None else _unpacked(value, f"restore({where!r}): {name}")
             for name, value in packed.items()
             if name not in ("tables", "fields")
         }
-        declared = packed.get("fields")
-        if declared is not None:
-            told["fields"] = {path: Field(tuple(shape), np.dtype(dtype), grow) for path, shape, dtype, grow in declared}
+        before = {
+            path: Field(tuple(shape), np.dtype(dtype), grow) for path, shape, dtype, grow in packed.get("fields") or ()
+        }
+        told["fields"] = declared if declared is not None else before or None
         if packed["backend"] is None and backend is None:
             raise SettingError(f"restore({where!r}): the store that was saved had a backend of its own; give backend=")
         saved = packed["tables"] or {}
@@ -121,6 +124,7 @@ class Settings:
         settings = cls(**told, tables=None if made == {} else made)
         # First what no store can be made with, then what can't go on from what was saved.
         settings.semantics()
+        _check_growing(Declared(before), settings.declared or Declared({}), where)
         if set(made) != set(saved):
             raise SettingError(
                 f"restore(tables={sorted(made)}): the checkpoint's tables beside {MAIN!r} are {sorted(saved)}; expected the same names"
@@ -140,6 +144,17 @@ def _check_kind(name: str, saved: Any, new: Sampling | None, where: str) -> None
             f"restore({where!r}): {name} was a {kind}, and {new} can't go on from what it remembered; expected a {kind}, perhaps with "
             "other settings"
         )
+
+
+def _check_growing(saved: Declared, new: Declared, where: str) -> None:
+    """SettingError where a leaf whose rows may have come in several lengths could not be told from one whose rows didn't."""
+    for path, axis in saved.axis.items():
+        if new.axis.get(path) != axis:
+            raise SettingError(
+                f"restore({where!r}, fields=…): leaf {path!r} could grow along axis {axis} when it was saved ({saved.fields[path]}), so its rows "
+                f"may have come in several lengths; got {new.fields.get(path, 'nothing of it')}. Expected a name for that axis, as in "
+                f"conduit.Field({saved.fields[path].shape}, {str(saved.fields[path].dtype)!r}, grow='pad'), or grow='replace'"
+            )
 
 
 def _check_times(name: str, saved: int | None, new: int | None, where: str) -> None:

@@ -215,10 +215,11 @@ class Store:
         self._halt.check()
         live = self._table(table)
         target = Target(to or self._backend.framework, device, sharding)
-        self._backend.landing(target)
+        landing = self._backend.landing(target)
         with self._ports:
             self._learners.check(table, rank, world)
             numbering = self._semantics.numbering(rank, world, self._schedule)
+            self._wiring.placer.join(landing)
             path = self._wiring.path_out(live, target, numbering, f"outbox of learner {rank} of {table}", self)
             saved, first = self._learners.claim(table, rank, world, numbering, self.version)
             learner = Learner(path, rank, world, target, first)
@@ -251,11 +252,12 @@ class Store:
         live = self._table(table)
         live.check_sample(rows)
         target = Target(to or self._backend.framework, device, sharding)
-        self._backend.landing(target)
+        landing = self._backend.landing(target)
         with self._ports:
             number, self._on_demand = self._on_demand, self._on_demand + 1
             path = self._on_demand_paths.get((table, target))
             if path is None:
+                self._wiring.placer.join(landing, on_demand=True)
                 path = self._wiring.path_out(
                     live, target, Numbering(0, 1, 1, None), f"outbox on demand of {table}", self
                 )
@@ -454,6 +456,7 @@ class Store:
         sampler: Sampling | None = None,
         limiter: Limiter | None = None,
         tables: Mapping[str, Table] | None = None,
+        fields: Mapping[str, Field] | None = None,
         ingestion: Sequence[Hook] = (),
         delivery: Sequence[Hook] = (),
         placement: Asked = "auto",
@@ -474,7 +477,8 @@ class Store:
         `lanes`: "cut", since environments usually begin anew, ends every open lane; "continue" is for those that go on where they were: make
         the actors that weren't closed again then, in the same order. Learners of the same rank and world go on with the next batch, staged ones first.
         `example`: rows of the form that was pushed, leaves (n, *shape), needed only where they nest in nodes other than dicts, lists and
-        tuples; SchemaError names the leaf that isn't as it was. `tables`: of the same names and `max_times_sampled`.
+        tuples; SchemaError names the leaf that isn't as it was. `tables`: of the same names and `max_times_sampled`. `fields`: declares
+        leaves anew, be it that one may grow from now on: SchemaError names the leaf that isn't so, SettingError one that could grow before and couldn't now.
 
         CheckpointError for what is no whole checkpoint, or one of a newer Conduit; SettingError for what must be given again."""
         if lanes not in ("cut", "continue"):
@@ -483,7 +487,13 @@ class Store:
         def made_from(reading: Reading) -> Self:
             loader = Loader(reading)
             settings = Settings.unpack(
-                loader.content["settings"], str(path), sampler=sampler, limiter=limiter, tables=tables, backend=backend
+                loader.content["settings"],
+                str(path),
+                sampler=sampler,
+                limiter=limiter,
+                tables=tables,
+                backend=backend,
+                declared=fields,
             )
             chosen = settings.backend if backend is None else backend
             assert chosen is not None

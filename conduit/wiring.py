@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -16,8 +17,9 @@ from conduit.core.backend import Backend, Target
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.chain import IngestionChain
 from conduit.core.checkpoint import Parts
+from conduit.core.declared import Declared
 from conduit.core.delivery import Delivery
-from conduit.core.experience import Declared, Schema
+from conduit.core.experience import Schema
 from conduit.core.growth import Growth
 from conduit.core.halt import Halt, check_timeout
 from conduit.core.hook import Hook, check_chain
@@ -28,7 +30,7 @@ from conduit.core.ledger import Ledger
 from conduit.core.limiter import MinSize, SampleToInsertRatio
 from conduit.core.migration import Migrator
 from conduit.core.order import Order
-from conduit.core.placement import Asked, Placement, parse_budgets
+from conduit.core.placement import Asked, Bytes, Placement, budgets_within, parse_budgets
 from conduit.core.placer import Demand, Placer
 from conduit.core.priorities import Priorities
 from conduit.core.probing import known, measure
@@ -39,12 +41,13 @@ from conduit.core.semantics import Numbering, OnPolicy, Schedule, Semantics
 from conduit.core.signature import Signature
 from conduit.core.staging import Inbox, Outbox
 from conduit.core.table import MAIN, REMOVER, LiveTable, Table
-from conduit.errors import SettingError
+from conduit.errors import SettingError, TopologyError
 from conduit.ports import PathOut
 from conduit.settings import Settings
 from conduit.topology.cluster import Topology
-from conduit.topology.files import check_machine, load, this_machine
-from conduit.topology.presets import PRESETS, preset
+from conduit.topology.endpoint import Tier
+from conduit.topology.files import check_machine, named
+from conduit.topology.presets import PRESETS
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,6 @@ class Wiring:
             remover=self.remover,
             growth=self.growth,
         )
-        self.placer.join(self.backend.landing(target))
         rollout, semantics = self.rollout, self.semantics
         return PathOut(
             halt=self.halt,
@@ -160,10 +162,9 @@ def wire(
     halt, ledger = Halt(clock), Ledger(clock)
     halt.tell_waited = ledger.waited
     order = Order(halt)
-    budgets = parse_budgets(settings.budgets)
-    placer = Placer(
-        made, placement, budgets, _demand(settings, semantics, schedule), _topology(topology), _here(made, clock)
-    )
+    there = _topology(topology)
+    budgets = _budgets(settings.budgets, made, there)
+    placer = Placer(made, placement, budgets, _demand(settings, semantics, schedule), there, _here(made, clock))
     seed, in_order = int(settings.seed), semantics.remover is None
     remover = None
     if semantics.remover is not None:
@@ -174,7 +175,7 @@ def wire(
     buffer = ExperienceBuffer(
         made,
         semantics.capacity,
-        lambda schema: _placed(placer, buffer, schema),
+        lambda schema, instead: _placed(placer, buffer, schema, instead),
         budgets,
         halt,
         recipe,
@@ -222,7 +223,6 @@ def wire(
             least=_least(semantics, told, together),
             has_hooks=chain.has_hooks,
             why_not_now=_edge(rollout, semantics),
-            timeout_s=settings.timeout_s,
         )
     return Wiring(
         clock=clock,
@@ -263,7 +263,7 @@ def wire(
             finals_of=recipe.final_sources(),
             declared=declared,
             has_hooks=chain.has_hooks,
-            widen=growth.widen if growth else lambda schema: schema,
+            widen=growth.widen if growth else lambda schema, timeout_s: schema,
         ),
         growth=growth,
         hook_names=[hook.name for hook in (*hooks["ingestion"], *hooks["delivery"])],
@@ -284,14 +284,29 @@ def _demand(settings: Settings, semantics: Semantics, schedule: Schedule) -> Dem
 
 
 def _topology(given: Topology | str | PathLike[str] | None) -> Topology | None:
-    """A topology as it is, or by a preset's name, or from a file of this machine."""
+    """A topology as it is, or by a preset's name, or from a file of this machine. TopologyError for anything else."""
     if given is None or isinstance(given, Topology):
         return given
-    if isinstance(given, str) and given in PRESETS:
-        return preset(given)
-    loaded = load(given)
-    check_machine(loaded, this_machine())
-    return loaded
+    found = named(given)
+    if os.fspath(given) in PRESETS:
+        return found
+    try:
+        check_machine(found)
+    except TopologyError as error:
+        # Who emulates that machine, or takes its figures for this one's, has to say so.
+        raise TopologyError(
+            f"topology={given!r}: {error}; or give its value, conduit.topology.load({os.fspath(given)!r}), to go by it all the same"
+        ) from error
+    return found
+
+
+def _budgets(asked: Mapping[str, Bytes] | None, backend: Backend[Any], topology: Topology | None) -> Mapping[Tier, int]:
+    """By tier. CapacityError for one that is larger than a memory of its tier."""
+    if not asked:
+        return parse_budgets(asked)
+    there = known(backend) if topology is None else topology
+    # Of a disk a backend tells what is free, not how large it is.
+    return budgets_within(there.only(at for at in there.endpoints if at.tier is not Tier.DISK), asked)
 
 
 def _here(backend: Backend[Any], clock: Clock) -> Callable[[bool], Topology]:
@@ -303,13 +318,12 @@ def _here(backend: Backend[Any], clock: Clock) -> Callable[[bool], Topology]:
     return here
 
 
-def _placed(placer: Placer, buffer: ExperienceBuffer, schema: Schema) -> Placement:
-    """Where rows of this schema go, be it in place of others."""
+def _placed(placer: Placer, buffer: ExperienceBuffer, schema: Schema, instead: bool) -> Placement:
+    """Where rows of this schema go: beside those that are there, or `instead` of them."""
     storage = buffer.storage
     if storage is None:
         return placer.place(schema.row_bytes)
-    held = storage.bytes_by_endpoint() if len(buffer) else {}
-    return placer.place(schema.row_bytes, storage.placement, held)
+    return placer.place(schema.row_bytes, storage.placement, {} if instead else storage.bytes_by_endpoint())
 
 
 def _check_growth(declared: Declared, tables: Sequence[LiveTable]) -> None:
@@ -340,7 +354,7 @@ def _edge(rollout: OffPolicyRollout | OnPolicyRollout, semantics: Semantics) -> 
             return ""
         return (
             f"iteration {rollout.version} has rows already: all of its {unit} (rollout_unit) are of one form. Call store.advance() "
-            "when it is whole, and push wider rows from then on"
+            f"when it is whole, and push wider rows from then on, or push with version={rollout.version + 1}, which waits for it"
         )
 
     return why_not_now

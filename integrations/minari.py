@@ -85,13 +85,15 @@ def push(
 @dataclass(frozen=True, slots=True)
 class Exported:
     """What `export` made. `episodes`, `rows`: how many are in `dataset`. Left out were `without_start` episodes whose first rows
-    were evicted, and `without_end`, which go on, were cut, or ended with no observation after them."""
+    were evicted, and `without_end`, which go on, were cut, or ended with no observation after them. `filled_rows`: how
+    many came with a shorter observation, action or reward than the longest that is there, and have zeros after it."""
 
     dataset: MinariDataset
     episodes: int
     rows: int
     without_start: int
     without_end: int
+    filled_rows: int = 0
 
 
 def export(
@@ -105,7 +107,8 @@ def export(
 ) -> Exported:
     """A new Minari dataset of the store's whole episodes, in the order in which they began: their leaves `obs`, `action` and `reward`
     as they are stored, byte for byte (images too), and how they ended. The observation after the last row is the final one where
-    a `Next("obs")` is derived, else the row's leaf `next_obs`. Other leaves are left out.
+    a `Next("obs")` is derived, else the row's leaf `next_obs`. Other leaves are left out. Where rows grew, all are as wide as the widest
+    that the store took, filled up with zeros, and so must the spaces be: a dataset of Minari's has one form.
 
     `env`: what played, by name, spec or itself; without one, both spaces are needed. `metadata`: further arguments of Minari's
     `create_dataset_from_buffers`, such as {"author": …, "description": …}. The dataset is written where Minari keeps its own
@@ -123,7 +126,9 @@ def export(
             "derive={'next_obs': conduit.Next('obs')}"
         )
     for name, space in (("obs", observation_space), ("action", action_space), ("reward", spaces.Box(-1, 1, ()))):
-        _check_leaf(arrays.data, name, space)
+        _check_leaf(arrays, name, space)
+    if "next_obs" in arrays.data and "obs" not in (arrays.final or {}):
+        _check_leaf(arrays, "next_obs", observation_space)
     episodes = _Episodes(arrays)
     buffers = [episodes.buffer(number, *span) for number, span in enumerate(episodes.whole)]
     if not buffers:
@@ -144,7 +149,9 @@ def export(
             **(metadata or {}),
         )
     rows = sum(len(buffer) for buffer in buffers)
-    return Exported(dataset, len(buffers), rows, episodes.without_start, episodes.without_end)
+    filled = _filled(arrays)
+    filled_rows = sum(int(np.count_nonzero(filled[start:stop])) for start, stop in episodes.whole)
+    return Exported(dataset, len(buffers), rows, episodes.without_start, episodes.without_end, filled_rows)
 
 
 class _Episodes:
@@ -272,15 +279,26 @@ def _spaces(env: Any, observation: Space | None, action: Space | None) -> tuple[
     return observation, action
 
 
-def _check_leaf(data: Tree, name: str, space: Space) -> None:
+def _filled(arrays: Arrays) -> NDArray[np.bool_]:
+    """Which rows came narrower than the widest, in what is exported of them."""
+    filled = np.zeros(len(arrays), np.bool_)
+    for path, extent in arrays.extents.items():
+        if path.partition("/")[0] in ("obs", "action", "reward"):
+            filled |= extent < extent.max(initial=0)
+    return filled
+
+
+def _check_leaf(arrays: Arrays, name: str, space: Space) -> None:
     """SchemaError unless rows have the leaf, of the form that `space` says."""
+    data = arrays.data
     if not isinstance(data, dict) or name not in data:
         there = sorted(data) if isinstance(data, dict) else type(data).__name__
         raise SchemaError(f"export: rows have no leaf {name!r}; there are {there}")
     for path, leaf, expected in _beside(data[name], space, name):
         if not isinstance(leaf, np.ndarray) or expected is None or leaf.shape[1:] != expected:
             got = leaf.shape if isinstance(leaf, np.ndarray) else type(leaf).__name__
-            raise SchemaError(f"export: leaf {path!r} is {got}; the space there is {space}")
+            grows = ". It may grow: expected a space as wide as the widest row" if path in arrays.extents else ""
+            raise SchemaError(f"export: leaf {path!r} is {got}; the space there is {space}{grows}")
 
 
 def _beside(tree: Tree, space: Space, path: str) -> Iterator[tuple[str, Any, tuple[int, ...] | None]]:

@@ -56,6 +56,10 @@ class Exchange(Protocol):
         """This framework's arrays, by path one after the other along the first axis."""
         ...
 
+    def widen(self, leaf: Any, shape: tuple[int, ...]) -> Any:
+        """`leaf`, which is this framework's, in an array of this shape, no axis of which is shorter: zero beyond what it had."""
+        ...
+
 
 @runtime_checkable
 class SupportsDLPack(Protocol):
@@ -128,6 +132,16 @@ def concatenate(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     framework = framework_of(next(iter(parts[0].values())))
     assert framework is not None
     return exchange_of(framework).concatenate(parts)
+
+
+def widen(leaf: Any, shape: tuple[int, ...]) -> Any:
+    """A framework's array in one of this shape, no axis of which is shorter, where it was: zero beyond what it had. Itself if none is
+    longer."""
+    if tuple(leaf.shape) == shape:
+        return leaf
+    framework = framework_of(leaf)
+    assert framework is not None
+    return exchange_of(framework).widen(leaf, shape)
 
 
 @functools.cache

@@ -42,3 +42,9 @@ def accept(arrays: Mapping[str, Any], target: Target) -> dict[str, Array]:
 
 def concatenate(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
+
+
+def widen(leaf: Array, shape: tuple[int, ...]) -> Array:
+    wide = np.zeros(shape, leaf.dtype)
+    wide[tuple(map(slice, leaf.shape))] = leaf
+    return wide

@@ -129,6 +129,11 @@ class SampleInfo:
         return mask
 
     @property
+    def padding(self) -> Mapping[str, Padding]:
+        """What `extents` and `padding_mask` are made of, by path."""
+        return self._padding
+
+    @property
     def extents(self) -> dict[str, NDArray[np.int64]]:
         """Of each leaf that `Store(fields=)` lets grow, by its path in the batch as it was drawn (before delivery hooks): how long its
         growing axis was when each row came; what is beyond are zeros. (B,), or (B, T), or what other axes the leaf has before the

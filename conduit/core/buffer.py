@@ -62,7 +62,7 @@ class ExperienceBuffer:
         self,
         backend: Backend[Any],
         capacity: int,
-        place: Callable[[Schema], Placement],
+        place: Callable[[Schema, bool], Placement],
         budgets: Mapping[Tier, int],
         halt: Halt,
         recipe: Recipe | None = None,
@@ -70,9 +70,9 @@ class ExperienceBuffer:
         meter: Callable[[Endpoint], Meter | None] = lambda at: None,
         lends: bool = False,
     ) -> None:
-        """`place`: says where the first rows go, once their form is known. `remover`: chooses the rows that leave when there is no
-        room; None: the oldest do. It needs a trivial recipe. `meter`: is told of the traffic at an endpoint. `lends`: rows are in the arrays of whoever
-        pushed them, who may change these when `write` has returned."""
+        """`place`: says where rows of a form go, and whether in place of those that are there. `remover`: chooses the rows that leave
+        when there is no room; None: the oldest do. It needs a trivial recipe. `meter`: is told of the traffic at an endpoint. `lends`: rows
+        are in the arrays of whoever pushed them, who may change these when `write` has returned."""
         self.capacity = capacity
         self.place = place
         self._remover = remover
@@ -241,7 +241,7 @@ class ExperienceBuffer:
 
     def prepare(self, schema: Schema) -> None:
         """Takes the memory for rows of this schema, which the first push does else."""
-        placement = self.place(schema)
+        placement = self.place(schema, False)
         self.rebind(self.other_storage(schema, placement, Layout(self.capacity, placement.shares), beside=False))
 
     def other_storage(self, schema: Schema, placement: Placement, layout: Layout, *, beside: bool = True) -> Storage:

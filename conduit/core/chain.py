@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import optree
 
+from conduit.core.declared import Declared
 from conduit.core.episodes import (
     End,
     Fragment,
@@ -20,7 +21,7 @@ from conduit.core.episodes import (
     join_fragments,
     split_lanes,
 )
-from conduit.core.experience import Declared, Schema, Tree, map_leaves
+from conduit.core.experience import Schema, Tree, map_leaves
 from conduit.core.hook import Hook, count_rows, run_hook
 from conduit.core.staging import Cut, Group
 from conduit.errors import HookError, SchemaError
@@ -195,7 +196,9 @@ class IngestionChain:
             if isinstance(each, Cut):
                 self._cut_held(each.lanes)
             else:
-                self._held.append(self._formed(_run_on_rows(self._prefix, each)))
+                # First, since it may make other rows of those that are held.
+                rows = self._formed(_run_on_rows(self._prefix, each))
+                self._held.append(rows)
         if not group.closes:
             return []
         held, self._held = self._held, []

@@ -227,6 +227,8 @@ class Loader:
             if example is not None:
                 parts.signature.check(example, _EXAMPLE)
         stored = _schema(state["stored_schema"], example, "stored rows")
+        if parts.growth is not None:
+            parts.growth.check(pushed, stored)
         dropped = 0
         if stored is not None:
             buffer = parts.buffer
@@ -238,8 +240,9 @@ class Loader:
                 if name in state["tables"]:
                     table.load(state["tables"][name], saved, window)
         schemas = [schema for schema in (pushed, stored) if schema is not None]
-        if parts.growth is not None and state.get("growth") is not None:
-            parts.growth.load(_taken_up(state["growth"], schemas), pushed)
+        if parts.growth is not None:
+            grown = state.get("growth")
+            parts.growth.load(None if grown is None else _taken_up(grown, schemas), pushed)
         parts.ingestion.load(_taken_up(state["chain"], schemas))
         parts.rollout.load(_taken_up(state["rollout"], schemas), left)
         parts.ingestion.catch_up()

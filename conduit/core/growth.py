@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conduit.core.buffer import ExperienceBuffer
+from conduit.core.declared import Declared
 from conduit.core.episodes import Rows
-from conduit.core.experience import Declared, Schema, map_leaves
+from conduit.core.experience import Schema, map_leaves
 from conduit.core.migration import Migrator
 from conduit.core.recipe import Selection
 from conduit.core.staging import Cut
@@ -34,7 +35,7 @@ _STORED = "stored rows"
 
 @dataclass(frozen=True, slots=True)
 class Real:
-    """Of one leaf of a batch: how long the growing axis was when each row came, and which axis of the row that is."""
+    """Of one leaf of a batch: how long the growing axis was when each row came (of a sum, the longest), and which axis of the row that is."""
 
     extent: NDArray[np.int64]
     axis: int
@@ -54,7 +55,6 @@ class Growth:
         least: int,
         has_hooks: bool,
         why_not_now: Callable[[], str] | None,
-        timeout_s: float,
     ) -> None:
         """`tables`: all that is told which rows leave. `least`: so many rows are held back before they replace others. `why_not_now`: on
         policy, why rows can't grow now, or empty; None where they may at any time."""
@@ -65,7 +65,6 @@ class Growth:
         self._least = least
         self._has_hooks = has_hooks
         self._why_not_now = why_not_now
-        self._timeout_s = timeout_s
         self._asked: Schema | None = None
         """The widest that was pushed, where rows are stored as they are pushed."""
         self._extents = Extents()
@@ -76,10 +75,10 @@ class Growth:
         """Why rows that were taken couldn't be stored, of which nothing has been written."""
         self._lock = threading.Lock()
 
-    def widen(self, schema: Schema) -> Schema:
+    def widen(self, schema: Schema, timeout_s: float) -> Schema:
         """Rows of this schema, wider than any before, are about to be pushed by this thread: returns when there is room for such, what the
         rows' schema is by then. UnitError where an iteration must end first; CapacityError, WaitTimeout or MigrationError where it can't
-        be: the store is as it was then."""
+        be: the store is as it was then. `timeout_s`: of each wait. On-policy, nobody else's rows are taken meanwhile."""
         why = "" if self._why_not_now is None else self._why_not_now()
         if why:
             raise UnitError(f"push: rows grew, and {why}")
@@ -87,11 +86,12 @@ class Growth:
             return schema
         stored = self._buffer.schema
         if stored is not None and self.declared.widest(stored, schema) is not stored:
-            placement = self._buffer.place(schema)
-            if self._why_not_now is not None or self._replaces(stored, schema):
+            instead = self._why_not_now is not None or self._replaces(stored, schema)
+            placement = self._buffer.place(schema, instead)
+            if instead:
                 self._buffer.check_room(schema, placement)
             else:
-                self._migrator.migrate(placement, self._timeout_s, schema=schema)
+                self._migrator.migrate(placement, timeout_s, schema=schema)
                 stored = self._buffer.schema
         with self._lock:
             self._asked = schema if self._asked is None else self.declared.widest(schema, self._asked)
@@ -121,8 +121,13 @@ class Growth:
                 extent = self._extents.of(stored, self._buffer.keys_of(gather.keys))
                 if gather.blank is not None:
                     extent[gather.blank] = 0
-                axis = self.declared.axis[stored]
-                found[path] = Real(extent.reshape(gather.axes), axis, len(self.declared.fields[stored].shape))
+                found[path] = self._real(stored, extent.reshape(gather.axes))
+        summed = selection.returns
+        if summed is not None and summed.path in self._extents:
+            extent = self._extents.of(summed.path, self._buffer.keys_of(summed.keys)).reshape(summed.weight.shape)
+            # The widest of the rewards that count; the first always does.
+            extent[1:][summed.weight[1:] == 0.0] = 0
+            found[summed.path] = self._real(summed.path, extent.max(axis=0))
         return found
 
     def extents_of(self, keys: Keys) -> dict[str, NDArray[np.int64]]:
@@ -133,13 +138,28 @@ class Growth:
         """For a checkpoint."""
         return {"extents": self._extents.state(), "held": list(self._held)}
 
-    def load(self, state: Mapping[str, Any], pushed: Schema | None) -> None:
-        """Goes on from what was saved. `pushed`: the schema of what was pushed."""
-        window = self._buffer.window
-        self._extents.load(state["extents"], window.first if self._buffer.in_order else 0)
-        self._held = list(state["held"])
-        self.held_rows = sum(len(unit) for unit in self._held if isinstance(unit, Rows))
+    def check(self, pushed: Schema | None, stored: Schema | None) -> None:
+        """SchemaError where a checkpoint's rows aren't as they are declared by now."""
+        for schema in (stored, None if self._has_hooks else pushed):
+            if schema is not None:
+                self.declared.check(schema, "restore: the checkpoint's rows")
+
+    def load(self, state: Mapping[str, Any] | None, pushed: Schema | None) -> None:
+        """Goes on from what was saved, None where nothing was declared then. `pushed`: the schema of what was pushed."""
+        buffer = self._buffer
+        first = buffer.window.first if buffer.in_order else 0
+        if state is not None:
+            self._extents.load(state["extents"], first)
+            self._held = list(state["held"])
+            self.held_rows = sum(len(unit) for unit in self._held if isinstance(unit, Rows))
+        if buffer.schema is not None:
+            widths = self.declared.widths(buffer.schema)
+            # What may grow only since is as wide in all rows.
+            self._extents.append(first, {path: width for path, width in widths.items() if path not in self._extents})
         self._asked = None if self._has_hooks else pushed
+
+    def _real(self, stored: str, extent: NDArray[np.int64]) -> Real:
+        return Real(extent, self.declared.axis[stored], len(self.declared.fields[stored].shape))
 
     def _fitted(self, rows: Rows) -> Iterator[Rows | Cut]:
         stored, schema = self._buffer.schema, _schema_of(rows)
@@ -166,9 +186,10 @@ class Growth:
         yield self._told(rows, schema, target)
 
     def _grow(self, schema: Schema) -> None:
-        change = self._migrator.migrate_in_turn if len(self._buffer) else self._migrator.remake
+        instead = not len(self._buffer)
+        change = self._migrator.remake if instead else self._migrator.migrate_in_turn
         try:
-            change(self._buffer.place(schema), schema)
+            change(self._buffer.place(schema, instead), schema)
         except CapacityError as error:
             self.refused = error
             raise
@@ -210,7 +231,7 @@ class Growth:
         for unit in self._held:
             target = target if isinstance(unit, Cut) else self.declared.widest(_schema_of(unit), target)
         try:
-            placement = self._buffer.place(target)
+            placement = self._buffer.place(target, True)
             self._buffer.check_room(target, placement)
         except CapacityError as error:
             # There was room when the first of them came. The others are held on.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from conduit.core.episodes import End, Rows
@@ -12,6 +15,14 @@ from conduit.core.ledger import PortCall
 from conduit.core.rollout import ActorLanes, check_version
 from conduit.core.staging import Cut, Group, Inbox
 from conduit.errors import FreshnessError, UnitError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Widening:
+    """A push of rows that are wider than any before: the thread's, and the iteration that they are for."""
+
+    thread: int
+    version: int
 
 
 class OnPolicyRollout:
@@ -27,6 +38,7 @@ class OnPolicyRollout:
         self.version = 0
         self.dropped_rows = self.stale_rows = 0
         self._actors: set[int] = set()
+        self._widening: list[_Widening] = []
         self._pushed: dict[int, int] = {}
         """The iteration of each actor's last rows."""
         self._begin()
@@ -38,6 +50,26 @@ class OnPolicyRollout:
     def join(self, actor: ActorLanes) -> None:
         with self._inbox.changed:
             self._actors.add(actor.actor)
+
+    @contextmanager
+    def widening(self, actor: ActorLanes, version: int | None, deadline_s: float, wait: PortCall) -> Iterator[None]:
+        """Rows that were waiting for the same iteration come afterwards, so that those that make it wider are its first."""
+        if version is not None:
+            check_version(version)
+        changed = self._inbox.changed
+        with changed:
+            mine = _Widening(threading.get_ident(), self.version if version is None else int(version))
+            self._widening.append(mine)
+        try:
+            with changed:
+                self._wait_begun(actor, version, deadline_s, wait)
+                self._wait_unwidened(actor, deadline_s)
+                self._check_version(version)
+            yield
+        finally:
+            with changed:
+                self._widening.remove(mine)
+                changed.notify_all()
 
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
         if version is not None:
@@ -158,6 +190,22 @@ class OnPolicyRollout:
         self._bootstrap: dict[int, Mapping[str, Tree]] = {}
 
     def _admit(self, actor: ActorLanes, rows: int, version: int | None, deadline_s: float, wait: PortCall) -> None:
+        self._wait_begun(actor, version, deadline_s, wait)
+        self._inbox.wait_unclaimed(deadline_s)
+        while not self._is_free():
+            self._wait_unwidened(actor, deadline_s)
+            self._inbox.wait_unclaimed(deadline_s)
+        self._check_version(version)
+        if self._taken < self._unit and self._actors and self._actors <= self._ended:
+            raise UnitError(self.why_open())
+        if actor.actor in self._ended or self._taken + rows > self._unit:
+            raise UnitError(
+                f"iteration {self.version} has {self._taken} of {self._unit} rows (rollout_unit), and this push brings {rows} more"
+                f"{' after its actor called end_unit()' if actor.actor in self._ended else ''}. "
+                f"Call store.advance() first, or push with version={self.version + 1}, which waits for it"
+            )
+
+    def _wait_begun(self, actor: ActorLanes, version: int | None, deadline_s: float, wait: PortCall) -> None:
         if version is not None and version == self.version + 1:
             began_s = self._halt.clock.now()
             try:
@@ -167,20 +215,24 @@ class OnPolicyRollout:
                     )
             finally:
                 wait.blocked_s += self._halt.clock.now() - began_s
-        self._inbox.wait_unclaimed(deadline_s)
+
+    def _check_version(self, version: int | None) -> None:
         if version is not None and version != self.version:
             raise FreshnessError(
                 f"rows of policy version {version} were pushed while iteration {self.version} is running; expected {self.version}, "
                 f"or {self.version + 1}, which would wait for store.advance()"
             )
-        if self._taken < self._unit and self._actors and self._actors <= self._ended:
-            raise UnitError(self.why_open())
-        if actor.actor in self._ended or self._taken + rows > self._unit:
-            raise UnitError(
-                f"iteration {self.version} has {self._taken} of {self._unit} rows (rollout_unit), and this push brings {rows} more"
-                f"{' after its actor called end_unit()' if actor.actor in self._ended else ''}. "
-                f"Call store.advance() first, or push with version={self.version + 1}, which waits for it"
-            )
+
+    def _is_free(self) -> bool:
+        """Whether no other thread's rows are making this iteration wider, or about to."""
+        if not self._widening:
+            return True
+        first = next((each for each in self._widening if each.version <= self.version), None)
+        return first is None or first.thread == threading.get_ident()
+
+    def _wait_unwidened(self, actor: ActorLanes, deadline_s: float) -> None:
+        with actor.waiters:
+            self._halt.wait(self._inbox.changed, self._is_free, deadline_s, lambda: "rows that grew are being pushed")
 
     def _close_if_whole(self) -> bool:
         if self._closed or self._taken < self._unit or (self._needs_edges and self._open):

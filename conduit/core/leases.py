@@ -37,23 +37,32 @@ class Leases:
 
     def redeem(self, lease: Lease) -> None:
         """Returns when the lease's `read` has run, here or elsewhere, or the lease was given up."""
-        with self._unleased:
-            if lease.taken:
-                self._halt.wait(self._unleased, lambda: lease not in self._leases, None, lambda: "rows are being read")
-                return
-            lease.taken = True
+        mine = False
+        # A Ctrl-C may come anywhere: whoever took it ends it, or all who come to these rows would wait for ever.
         try:
+            with self._unleased:
+                if lease.taken:
+                    self._halt.wait(
+                        self._unleased, lambda: lease not in self._leases, None, lambda: "rows are being read"
+                    )
+                    return
+                lease.taken = mine = True
             lease.read()
         finally:
-            self._end(lease)
+            if mine:
+                self._end(lease)
 
     def give_up(self, lease: Lease) -> None:
         """Nobody wants the rows any more."""
-        with self._unleased:
-            if lease.taken:
-                return
-            lease.taken = True
-        self._end(lease)
+        mine = False
+        try:
+            with self._unleased:
+                if lease.taken:
+                    return
+                lease.taken = mine = True
+        finally:
+            if mine:
+                self._end(lease)
 
     def settle(self, first: int | None) -> None:
         """Rows before `first`, or any rows if that is None, are about to be overwritten: returns when nobody has to read them any

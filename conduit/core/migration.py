@@ -101,7 +101,7 @@ class Migrator:
                 with self.order.serve(self.order.enter(), self.halt.deadline_s(timeout_s), why_ingesting):
                     storage = self.buffer.storage
                     if storage is None:
-                        self.buffer.place = lambda schema: placement
+                        self.buffer.place = lambda schema, instead: placement
                 if storage is None:
                     return Migrated(None, placement)
                 form = storage.schema if schema is None else joint(storage.schema, schema)
@@ -139,16 +139,20 @@ class Migrator:
 
     @contextmanager
     def _alone(self, timeout_s: float) -> Iterator[None]:
-        with self.changed:
-            deadline_s = self.halt.deadline_s(timeout_s)
-            self.halt.wait(self.changed, lambda: not self._busy, deadline_s, lambda: "another migration is under way")
-            self._busy = True
+        deadline_s, mine = self.halt.deadline_s(timeout_s), False
+        # A Ctrl-C may come anywhere.
         try:
+            with self.changed:
+                self.halt.wait(
+                    self.changed, lambda: not self._busy, deadline_s, lambda: "another migration is under way"
+                )
+                self._busy = mine = True
             yield
         finally:
-            with self.changed:
-                self._busy = False
-                self.changed.notify_all()
+            if mine:
+                with self.changed:
+                    self._busy = False
+                    self.changed.notify_all()
 
 
 class _SupersededError(Exception):
@@ -190,13 +194,15 @@ class _Move:
                 for series in self._series:
                     self._catch_up(series, timeout_s)
                 self._wait()
-            with self._phase("gate"):
-                turn = order.enter()
-                order.begin(turn, self._halt.deadline_s(timeout_s), why_ingesting)
+            turn = None
             try:
+                with self._phase("gate"):
+                    turn = order.enter()
+                    order.begin(turn, self._halt.deadline_s(timeout_s), why_ingesting)
                 self._switch()
             finally:
-                order.leave(turn)
+                if turn is not None:
+                    order.leave(turn)
         return self._released()
 
     def run_in_turn(self) -> Migrated:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
+from conduit.core.whole import MOST
 from conduit.errors import CapacityError, SettingError
 from conduit.topology.cluster import Topology
 from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
-Bytes = int | str
+Bytes = int | float | str
 
 KINDS = ("cpu_pageable", "cpu_pinned", "single_gpu", "shared_gpu", "mixed")
 """Of placement (paper §5.1): host memory, one device, several, and devices with what doesn't fit there on the host."""
@@ -157,15 +158,20 @@ def budgets_within(topology: Topology, budgets: Mapping[str, Bytes] | None) -> d
 
 
 def parse_bytes(size: Bytes) -> int:
+    """What is beyond a whole number of bytes is left out. ValueError for what no memory has."""
     if isinstance(size, str):
         number = size.rstrip("KMGTiB ")
-        size = int(float(number) * _UNITS[size[len(number) :].strip()]) if size[len(number) :].strip() in _UNITS else -1
-    if isinstance(size, bool) or not isinstance(size, Real) or not 0 <= size < math.inf:
+        try:
+            size = float(number) * _UNITS[size[len(number) :].strip()]
+        except (ValueError, KeyError):
+            size = -1
+    if isinstance(size, bool) or not isinstance(size, Real) or not 0 <= size <= MOST:
         raise ValueError("not a number of bytes")
     return int(size)
 
 
 def format_bytes(size: float) -> str:
+    """`"22.89 GiB"`: four figures."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.4g} {unit}"

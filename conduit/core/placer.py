@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 from conduit.core.backend import Backend
 from conduit.core.placement import KINDS, Asked, Placement, asked_kinds
 from conduit.core.placement_map import PlacementMap
-from conduit.core.planning import Plan, plan_for
+from conduit.core.planning import Plan, choose, plan_for
 from conduit.core.ring import block_rows
 from conduit.core.transfer_plan import TransferPlan, solve
-from conduit.core.workload import Workload
+from conduit.core.workload import Workload, room_bytes
 from conduit.errors import MigrationError, TopologyError
-from conduit.topology.cluster import Topology
+from conduit.topology.cluster import Memory, Topology
 from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
 _MOST_RESERVE = 0.02
@@ -62,7 +63,8 @@ class Placer:
         """`topology`: None is what `here(True)` measures, once it is needed; `here(False)` is what is known without. CapacityError
         for a placement that isn't to be had here, TopologyError for a topology without the backend's host memory."""
         self._backend, self._budgets, self._demand, self._here = backend, budgets, demand, here
-        self._topology = None if topology is None else _shared_with(backend, topology)
+        self._given = None if topology is None else _shared_with(backend, topology)
+        self._topology = self._given
         kinds = asked_kinds(asked)
         self._fixed = Placement.of(asked, backend.endpoints()) if kinds is None else None
         self._kinds = KINDS if kinds is None else kinds
@@ -73,8 +75,17 @@ class Placer:
         self._map: PlacementMap | None = None
         self._plans: dict[tuple[Placement, Placement], TransferPlan] = {}
 
-    def join(self, landing: Endpoint) -> None:
-        """A learner takes its batches there."""
+    def join(self, landing: Endpoint, on_demand: bool = False) -> None:
+        """A learner takes its batches there; or somebody does now and then, which counts where no learner does. TopologyError where that is to be planned for and the topology that was given doesn't have it."""
+        if self._given is not None and self._fixed is None:
+            try:
+                self._given.memory(landing)
+            except TopologyError as error:
+                raise TopologyError(
+                    f"a learner takes its batches at {landing}, and rows are placed by what topology= says: {error}"
+                ) from None
+        if on_demand and landing in self._learners:
+            return
         self._learners.append(landing)
         # What was swept was for the others alone.
         self._map = None
@@ -91,12 +102,13 @@ class Placer:
         if not self._is_planned:
             # Rows are made on the host and wanted there: nothing is faster, whatever the bandwidths.
             return Placement()
+        self._known(True, held)
         if self._demand.grows and self._map is None:
             self._sweep(row_bytes)
-        if self._map is not None and row_bytes <= self._map.regions[-1].last:
-            placement = self._map.at(row_bytes, current)
-            if not held or placement == current or _fit_beside(placement, row_bytes, self._map, held):
-                return placement
+        swept = self._swept(row_bytes, current)
+        # Rows that grow are copied, be it to where they are: until then there are both.
+        if swept is not None and (not held or self._fit_beside(swept, row_bytes, held)):
+            return swept
         beside = self._plan(row_bytes, current, True, held)
         return beside.placement if beside.choice is not None else self._plan(row_bytes, current, True).placement
 
@@ -104,12 +116,12 @@ class Placer:
         """Where rows at `current` should be by now: somewhere else if so many iterations there save more than the move takes."""
         if self._fixed is not None or not self._is_planned:
             return self._fixed or Placement()
-        plan = self._plan(
-            row_bytes, current, True, {at: size for at, size in held.items() if at not in current.endpoints}
-        )
+        self._known(True, held)
         better = self._plan(row_bytes, current, True, held).choice
-        now = next((each for each in plan.candidates if each.placement == current), None)
-        if better is None or now is None or better.placement == current:
+        now = next(
+            (each for each in self._plan(row_bytes, current, True).candidates if each.placement == current), None
+        )
+        if better is None or now is None or choose([now, better], current) is now:
             return current
         move = self.transfer_plan(current, better.placement, row_bytes)
         saved_s = (now.transfer_s - better.transfer_s) * iterations
@@ -117,8 +129,8 @@ class Placer:
 
     def explain(self, row_bytes: int, current: Placement, held: Held, measure: bool) -> Explanation:
         """Of rows that are at `current`. `measure` False: nothing is measured that hasn't been."""
-        self._known(measure, held)
-        return Explanation(current, self._why(), self._plan(row_bytes, current, measure, own=held))
+        plan = self._plan(row_bytes, current, measure, own=held)
+        return Explanation(current, self._why(current, plan), plan)
 
     def transfer_plan(self, before: Placement, after: Placement, row_bytes: int) -> TransferPlan | None:
         """Who sends how many of all rows to whom; None where nothing is known of the bandwidths, or of one of the endpoints."""
@@ -138,15 +150,30 @@ class Placer:
 
     @property
     def _is_planned(self) -> bool:
-        """Whether it depends on bandwidths where rows go."""
-        return self._topology is not None or self._kinds != KINDS or any(not at.is_host for at in self._learners)
+        """Whether it depends on bandwidths where rows go. That they were measured to explain it changes nothing."""
+        return self._given is not None or self._kinds != KINDS or any(not at.is_host for at in self._learners)
 
-    def _why(self) -> str:
+    def _why(self, current: Placement, plan: Plan) -> str:
         if self._fixed is not None:
             return "as it was asked for"
         if not self._is_planned:
             return "they are made on the host and wanted there"
-        return "the fastest that fits"
+        if plan.choice is None or plan.choice.placement == current:
+            return "the fastest that fits"
+        return f"the fastest that fitted when they came there; by now {plan.choice.name} would be faster, if a move pays: see migrate()"
+
+    def _swept(self, row_bytes: int, current: Placement | None) -> Placement | None:
+        """What the map says; None where there is none, or it ends before, or knows nothing that fits."""
+        if self._map is None or row_bytes > self._map.regions[-1].last or self._map.region(row_bytes).placement is None:
+            return None
+        return self._map.at(row_bytes, current)
+
+    def _fit_beside(self, placement: Placement, row_bytes: int, held: Held) -> bool:
+        """Whether there is room for rows of so many bytes beside those that hold `held`."""
+        work = self._workload(row_bytes)
+        room = room_bytes(self._known(True), work, self._budgets, self._reserve)
+        need = placement.rows(work.capacity)
+        return all(rows * row_bytes + held.get(at, 0) <= room[at] for at, rows in need.items())
 
     def _plan(
         self,
@@ -159,12 +186,16 @@ class Placer:
         """`held`: what isn't to be counted on, beside what is taken; `own`: what the store's rows take, should free memory be looked up now."""
         topology = self._known(measure, own)
         if held:
-            left = {
-                at: replace(each, free_bytes=max(0, each.free_bytes - held.get(at, 0)))
-                for at, each in topology.memories.items()
-            }
-            topology = topology.changed(memories=left)
+            topology = topology.changed(
+                memories={at: self._without(at, each, held) for at, each in topology.memories.items()}
+            )
         return plan_for(topology, self._workload(row_bytes), self._kinds, self._budgets, self._reserve, current)
+
+    def _without(self, at: Endpoint, memory: Memory, held: Held) -> Memory:
+        """What is left of a memory for a plan, beside what is held there: of its budget as well."""
+        budget, kept = self._budgets.get(at.tier), math.ceil(self._reserve * memory.capacity_bytes)
+        most = memory.free_bytes if budget is None else min(memory.free_bytes, budget + kept)
+        return replace(memory, free_bytes=max(0, most - held.get(at, 0)))
 
     def _workload(self, row_bytes: int) -> Workload:
         demand = self._demand
@@ -208,12 +239,6 @@ class Placer:
         )
         for before, after in self._map.transitions:
             self.transfer_plan(before, after, row_bytes)
-
-
-def _fit_beside(placement: Placement, row_bytes: int, sizes: PlacementMap, held: Held) -> bool:
-    """Whether there is room for rows of so many bytes beside those that hold `held`."""
-    rows = placement.rows(sizes.workload.capacity)
-    return all(each * row_bytes + held.get(at, 0) <= sizes.topology.memory(at).free_bytes for at, each in rows.items())
 
 
 def _shared_with(backend: Backend[Any], topology: Topology) -> Topology:

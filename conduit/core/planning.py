@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
+from os import PathLike
 
 from conduit.core.placement import KINDS, Bytes, Placement, budgets_within, format_bytes, kinds_of, parse_bytes
 from conduit.core.transfer_time import SAME, Survey, Timed, missing_edges
@@ -13,6 +13,7 @@ from conduit.core.workload import Workload, ports_at, room_bytes
 from conduit.errors import CapacityError, SettingError
 from conduit.topology.cluster import Edge, Topology
 from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
+from conduit.topology.files import named
 
 BETTER = 1.05
 """A placement stays until another is by this factor faster: a move isn't free, and figures are not exact."""
@@ -100,7 +101,7 @@ class Plan:
 
 
 def plan(
-    topology: Topology | str,
+    topology: Topology | str | PathLike[str],
     *,
     row_bytes: Bytes,
     capacity: int,
@@ -125,16 +126,16 @@ def plan(
     - `candidates`: "auto", or the kinds to choose from, of KINDS
     - `budgets`: `{"pageable": "24GiB", "device": 8_000_000_000}`, each endpoint's at most; `reserve`: part of each memory to keep free
     - `staged_batches`, `side_bytes`: as in Workload
-    - `current`: where the rows are now; they stay unless another placement is clearly faster
+    - `current`: where the rows are now, or None; they stay unless another placement is clearly faster
 
     SettingError, CapacityError (budgets) or TopologyError names what can't be; that nothing fits is `choice` None."""
-    where = _load(topology) if isinstance(topology, str) else topology
-    try:
-        size = parse_bytes(row_bytes)
-    except ValueError as error:
-        raise SettingError(
-            f"row_bytes={row_bytes!r}: {error}; expected a whole number or a size such as '192KiB'"
-        ) from None
+    where = topology if isinstance(topology, Topology) else named(topology)
+    if current is not None:
+        if not isinstance(current, Placement):
+            raise SettingError(f"current={current!r}: expected a conduit.Placement, where the rows are now, or None")
+        for at in current.endpoints:
+            where.memory(at)
+    size = _size_of(row_bytes)
     workload = Workload(
         row_bytes=size,
         capacity=capacity,
@@ -176,7 +177,8 @@ def candidates(
     What an actor doesn't reach, or doesn't reach a learner, is in none; neither is the disk, which is slower than all."""
     survey = Survey(topology, workload, room)
     found: list[Candidate] = []
-    if current is not None and _kind(current.endpoints) in kinds and set(current.endpoints) <= set(survey.endpoints):
+    reached = {at for at in survey.endpoints if at.tier in _TIERS}
+    if current is not None and _kind(current.endpoints) in kinds and set(current.endpoints) <= reached:
         rows = list(current.rows(workload.capacity).values())
         now = survey.timed([rows], [current.endpoints])
         found = [_candidate(each, current, workload, room) for each in now]
@@ -269,11 +271,16 @@ def _kind(endpoints: Sequence[Endpoint]) -> str:
     return "cpu_pinned" if all(at.tier is Tier.PINNED for at in hosts) else "cpu_pageable"
 
 
-def _load(name: str) -> Topology:
-    from conduit.topology.files import load  # both imported when they are asked for
-    from conduit.topology.presets import preset
-
-    return load(name) if name.endswith(".json") or Path(name).is_file() else preset(name)
+def _size_of(row_bytes: Bytes) -> int:
+    try:
+        size = parse_bytes(row_bytes)
+        if not isinstance(row_bytes, str) and size != row_bytes:
+            raise ValueError("not a whole number of bytes")
+    except ValueError as error:
+        raise SettingError(
+            f"row_bytes={row_bytes!r}: {error}; expected a whole number or a size such as '192KiB'"
+        ) from None
+    return size
 
 
 def _nothing_fits(plan: Plan) -> str:
@@ -325,9 +332,20 @@ def _lacks(each: Candidate) -> str:
 
 
 def _what_would_fit(plan: Plan) -> str:
-    row_bytes, beside = plan.workload.row_bytes, plan.workload.side_bytes
-    most = max((max(0, sum(each.room_bytes.values()) - beside) // row_bytes for each in plan.candidates), default=0)
+    if not plan.candidates:
+        there = ", ".join(map(str, plan.topology.endpoints))
+        if plan.unreachable:
+            return f"no candidate is within reach of all: measure what is missing (conduit topology --measure); there are {there}"
+        return f"{plan.topology.name} has nothing of the kinds of candidates that were asked for; it has {there}"
+    most = max(_most_rows(each, plan.workload) for each in plan.candidates)
     return f"room for about {most:,} such rows at most: a smaller capacity, larger budgets or other kinds of candidates would do"
+
+
+def _most_rows(each: Candidate, workload: Workload) -> int:
+    """Whole ones, in the room that its endpoints have."""
+    first, *others = each.room_bytes.values()
+    room = [max(0, first - workload.side_bytes), *others]
+    return sum(size // workload.row_bytes for size in room)
 
 
 def _by_how_much(candidates: Sequence[Candidate], choice: Candidate) -> str:

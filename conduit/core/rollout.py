@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal, Protocol
@@ -52,6 +53,13 @@ class Rollout(Protocol):
 
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
         """Takes one push. False if it was dropped, or went stale while it waited. What the actor waits with can be cancelled."""
+        ...
+
+    def widening(
+        self, actor: ActorLanes, version: int | None, deadline_s: float, wait: PortCall
+    ) -> AbstractContextManager[None]:
+        """Around the `put` of rows that are wider than any before, and what makes room for them. What can be refused by its version
+        is so before. On-policy, their iteration has begun in it, and takes nobody else's rows."""
         ...
 
     def end_unit(self, actor: ActorLanes, bootstrap: Mapping[str, Tree] | None, deadline_s: float) -> None: ...
@@ -119,10 +127,16 @@ class OffPolicyRollout:
     def join(self, actor: ActorLanes) -> None:
         pass
 
+    def widening(
+        self, actor: ActorLanes, version: int | None, deadline_s: float, wait: PortCall
+    ) -> AbstractContextManager[None]:
+        if version is not None:
+            self._check_fresh(check_version(version))
+        return nullcontext()
+
     def put(self, actor: ActorLanes, rows: Rows, version: int | None, deadline_s: float, wait: PortCall) -> bool:
         if version is not None:
-            check_version(version)
-            self._check_fresh(int(version))
+            self._check_fresh(check_version(version))
         rows.version = self.version if version is None else int(version)
         inbox = self._inbox
         with inbox.changed:
@@ -284,7 +298,8 @@ class OffPolicyRollout:
         )
 
 
-def check_version(version: object) -> None:
+def check_version(version: object) -> int:
     """FreshnessError unless `version` is a whole number, whose distance to any other such fits into 64 bits."""
     if not isinstance(version, Integral) or isinstance(version, bool) or abs(int(version)) >= _FURTHEST:
         raise FreshnessError(f"push(version={version!r}): expected a whole number, less than 2**62 from 0")
+    return int(version)

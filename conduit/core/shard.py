@@ -44,6 +44,8 @@ class Shard:
         self._read: Read = backend.read if meter is None else _metered_read(backend.read, schema, meter)
         self._write: Write = backend.write if meter is None else _metered_write(backend.write, schema, meter)
         self._lock = threading.Lock()
+        # Where lengths matter, a framework compiles: not once more, in whoever's turn that is, for slots that happen to be neighbours.
+        self._copies_spans = backend.padded(3, at) == 3
         self._columns: Columns[Any] | None = backend.allocate(schema, rows, at)
 
     def write(self, slot: int, rows: Columns[Any]) -> None:
@@ -59,7 +61,7 @@ class Shard:
         with self._lock:
             if (columns := self._columns) is None:
                 raise _closed()
-            if len(slots) and np.array_equal(slots, np.arange(slots[0], slots[0] + len(slots))):
+            if self._copies_spans and len(slots) and np.array_equal(slots, np.arange(slots[0], slots[0] + len(slots))):
                 self._columns = self._write(columns, int(slots[0]), rows)
             else:
                 self._columns = self._backend.scatter(columns, slots, rows, self._fields)

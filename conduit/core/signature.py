@@ -13,8 +13,9 @@ import numpy as np
 import optree
 from numpy.typing import NDArray
 
+from conduit.core.declared import Declared
 from conduit.core.episodes import End, Rows
-from conduit.core.experience import Declared, Look, Schema, Tree, leaf_paths, map_leaves, top_level
+from conduit.core.experience import Look, Schema, Tree, leaf_paths, map_leaves, top_level
 from conduit.errors import PriorityError, SchemaError
 
 Array = NDArray[Any]
@@ -38,7 +39,8 @@ class Signature:
     on as they are. Finals, bootstraps, priorities and trajectories are always copied. `finals_of`: names at the top of a row
     that every final has to bring whole, since a next is derived from them. `declared`: what rows must be like from the
     first push on; where hooks make something else of them, only what may grow. `widen`: is told of wider rows than any before, in the
-    pushing thread, before they are taken, and returns their schema when there is room for such: then all rows have to be so wide."""
+    pushing thread, before they are taken, and for how many seconds it may wait, and returns their schema when there is room for such: then
+    all rows have to be so wide."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class Signature:
         finals_of: Sequence[str] = (),
         declared: Declared | None = None,
         has_hooks: bool = False,
-        widen: Callable[[Schema], Schema] = lambda schema: schema,
+        widen: Callable[[Schema, float], Schema] = lambda schema, timeout_s: schema,
     ) -> None:
         self._copies = copies
         self._declared = declared
@@ -108,8 +110,6 @@ class Signature:
         if final is not None:
             ended = np.flatnonzero(end)
             finals = self._match(schema, final, ended.tolist(), "push", (lane[ended] - steps.first).tolist())
-        if schema is not self._schema and len(lane):
-            self._grow(schema)
         return Rows(tree, lane, end, _NO_VERSION, chosen, finals, schema)
 
     def trajectory(self, tree: Tree, end: str | End | None, final: Final, priority: Any, lane: int) -> Rows:
@@ -134,8 +134,6 @@ class Signature:
             ended = [count - 1] if ends[-1] in (End.TERMINATED, End.TRUNCATED) else []
             finals = self._match(schema, map_leaves(lambda leaf: leaf[None], final), ended, "push_trajectory")
         priority = None if priority is None else self._priorities(priority, count, "push_trajectory")
-        if schema is not self._schema:
-            self._grow(schema)
         return Rows(
             data=schema.unflatten({path: leaf.copy() for path, leaf in leaves.items()}),
             lane=np.full(count, lane, np.int64),
@@ -157,23 +155,31 @@ class Signature:
         self._check_known(schema, tree, lanes, "end_unit: bootstrap")
         return map_leaves(np.copy, tree)
 
+    def knows(self, rows: Rows) -> bool:
+        """Whether rows that were checked are of the push schema; else they are taken in a block of `fixed_by`."""
+        return self.fixed and rows.schema is self._schema
+
     @contextmanager
-    def fixed_by(self, rows: Rows) -> Iterator[None]:
-        """Around the block that takes `rows`: if it does, and they are the first, their schema is the push schema."""
+    def fixed_by(self, rows: Rows, timeout_s: float) -> Iterator[None]:
+        """Around the block that takes `rows`: if it does, and they are the first, their schema is the push schema. Where they are wider than
+        any before, the push schema is so from here on, whatever becomes of them. `timeout_s`: of each wait for room for such."""
         with self._lock:
             if self._schema is None:
                 self._schema = rows.schema or _push_schema(rows.data, "push")
             else:
-                # Two actors' first pushes at once: the later one must fit the earlier one's.
+                # Two actors' first pushes at once: the later one must fit the earlier one's. So must rows that others passed.
                 schema, leaves = self._schema, self._schema.flatten(rows.data, "push")
                 if self._declared is not None and rows.schema is not None:
                     schema = self._declared.widest(schema, rows.schema)
                     leaves = self._declared.padded(leaves, schema)
                 schema.check(leaves, "push")
-                self._schema = schema
+                if not self.fixed:
+                    self._schema = schema
             self._undecided += 1
         taken = False
         try:
+            if self.fixed:
+                self._grow(rows, timeout_s)
             yield
             taken = True
         finally:
@@ -197,13 +203,13 @@ class Signature:
         schema.check(leaves, where, rows, "a lane")
         return schema, tree, leaves
 
-    def _grow(self, schema: Schema) -> None:
-        """Rows of this schema come, which isn't the push schema: it becomes as wide, if they are wider."""
-        known = self._schema
-        if not self.fixed or known is None or self._declared is None:
+    def _grow(self, rows: Rows, timeout_s: float) -> None:
+        """The push schema becomes as wide as these rows, if they are wider."""
+        known, schema = self._schema, rows.schema
+        if known is None or schema is None or self._declared is None:
             return
         if self._declared.widest(known, schema) is not known:
-            wide = self._widen(self._declared.widest(schema, known))
+            wide = self._widen(self._declared.widest(schema, known), timeout_s)
             with self._lock:
                 # Others may have made it wider meanwhile.
                 self._schema = self._declared.widest(wide, self._schema or wide)

@@ -6,6 +6,9 @@ from numbers import Integral
 
 from conduit.errors import SettingError
 
+MOST = (1 << 63) - 1
+"""Of bytes and of rows: what NumPy and file systems count to. Times of so many are finite."""
+
 
 def check_whole(name: str, got: object, least: int = 1, most: int | None = None, *, of: str = "") -> None:
     """SettingError unless `got` is a whole number of at least `least`, and at most `most`. `of`: whose setting `name` is."""

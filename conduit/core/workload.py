@@ -6,10 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from conduit.core.whole import check_whole
+from conduit.core.whole import MOST, check_whole
 from conduit.errors import SettingError
+from conduit.topology.bandwidth import is_finite
 from conduit.topology.cluster import Topology
 from conduit.topology.endpoint import Endpoint, Tier
+
+MOST_PORTS = 1 << 20
+"""Actors, or learners."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,16 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name in ("row_bytes", "capacity", "batch_size"):
-            check_whole(name, getattr(self, name))
-        check_whole("staged_batches", self.staged_batches, 0)
-        check_whole("side_bytes", self.side_bytes, 0)
-        if not (math.isfinite(self.replay_ratio) and self.replay_ratio > 0):
-            raise SettingError(f"replay_ratio={self.replay_ratio!r}: expected a finite number > 0")
+            check_whole(name, getattr(self, name), most=MOST)
+        for name in ("staged_batches", "side_bytes"):
+            check_whole(name, getattr(self, name), 0, MOST)
         if not self.actors or not self.learners:
             raise SettingError("a workload needs at least one actor and one learner")
+        ratio = self.replay_ratio
+        if not (is_finite(ratio) and ratio > 0 and math.isfinite(float(self.rows_delivered) * self.row_bytes / ratio)):
+            raise SettingError(
+                f"replay_ratio={ratio!r}: expected a finite number > 0, such as 1.0 or 4, and a finite number of rows ingested with it"
+            )
 
     @property
     def rows_delivered(self) -> int:
@@ -66,13 +73,13 @@ def ports_at(
     if isinstance(asked, str | Endpoint):
         asked = [asked]
     if not isinstance(asked, Sequence):
-        check_whole(name, asked)
+        check_whole(name, asked, most=MOST_PORTS)
         asked = [usual[number % len(usual)] for number in range(int(asked))]
     try:
         ports = tuple(Endpoint.parse(each) if isinstance(each, str) else each for each in asked)
     except ValueError as error:
-        raise SettingError(f"{name}={asked!r}: {error}") from None
-    for at in ports:
+        raise SettingError(f"{name}={asked!r}: {error}, or how many there are, such as 4") from None
+    for at in dict.fromkeys(ports):
         topology.memory(at)
     return ports
 
@@ -82,7 +89,7 @@ def room_bytes(
 ) -> dict[Endpoint, int]:
     """At each endpoint, what rows may take: what is free less the part `reserve` of the whole memory, at most the tier's budget, less
     the batches that are staged for learners there."""
-    if not (math.isfinite(reserve) and 0 <= reserve < 1):
+    if not (is_finite(reserve) and 0 <= reserve < 1):
         raise SettingError(f"reserve={reserve!r}: expected a part of each memory to keep free, 0 ≤ reserve < 1")
     room = {}
     for at, memory in topology.memories.items():

@@ -54,7 +54,7 @@ def topology_figure(topology: Topology) -> Figure:
     figure = Figure(figsize=(min(3.5 + 3.5 * nodes, 16), 2.6 + 2.7 * _half(shown)), layout="constrained")
     axes = figure.subplots()
     _draw_topology(axes, shown, alike_nodes)
-    figure.suptitle(_topology_title(topology), fontsize=11)
+    figure.suptitle(_plain(_topology_title(topology)), fontsize=11)
     return figure
 
 
@@ -72,10 +72,8 @@ def plan_figure(plan: Plan, sweep: Sequence[Plan]) -> Figure:
     _draw_times(right, sweep, plan.workload.row_bytes)
     work = plan.workload
     choice = "nothing fits" if plan.choice is None else short_name(plan.choice)
-    figure.suptitle(
-        f"{_subject(plan)}, {format_bytes(work.row_bytes)} each: {choice}   (model: predicted from figures of {origin(plan.topology)})",
-        fontsize=11,
-    )
+    of = f"(model: predicted from figures of {origin(plan.topology)})"
+    figure.suptitle(_plain(f"{_subject(plan)}, {format_bytes(work.row_bytes)} each: {choice}   {of}"), fontsize=11)
     return figure
 
 
@@ -84,9 +82,8 @@ def sweep_figure(sweep: Sequence[Plan]) -> Figure:
     figure = Figure(figsize=(8, 5.2), layout="constrained")
     axes = figure.subplots()
     _draw_times(axes, sweep)
-    figure.suptitle(
-        f"{_subject(sweep[0])}   (model: predicted from figures of {origin(sweep[0].topology)})", fontsize=11
-    )
+    of = f"(model: predicted from figures of {origin(sweep[0].topology)})"
+    figure.suptitle(_plain(f"{_subject(sweep[0])}   {of}"), fontsize=11)
     return figure
 
 
@@ -94,7 +91,7 @@ def sweep_rows(planned: Callable[[int], Plan], row_bytes: int) -> list[Plan]:
     """Plans of `planned(row_bytes)` for rows from a 64th of `row_bytes` up to where nothing fits, twice as large each time; between two
     that differ in what fits or in the regime, half-way again and again, to within 5 %."""
     plans = {size: planned(size) for size in (max(row_bytes >> power, 1) for power in range(OCTAVES, -1, -1))}
-    while plans[max(plans)].choice is not None and max(plans) < row_bytes << 2 * OCTAVES:
+    while len(plans) < 2 or (plans[max(plans)].choice is not None and max(plans) < row_bytes << 2 * OCTAVES):
         plans[2 * max(plans)] = planned(2 * max(plans))
     for low, high in pairwise(sorted(plans)):
         _refine(planned, plans, low, high)
@@ -116,6 +113,11 @@ def _features(plan: Plan) -> tuple[str | None, frozenset[str]]:
 
 def _subject(plan: Plan) -> str:
     return f"{plan.workload.capacity:,} rows on {plan.topology.name}"
+
+
+def _plain(text: str) -> str:
+    """Names of machines aren't formulas."""
+    return text.replace("$", r"\$")
 
 
 def _topology_title(topology: Topology) -> str:
@@ -164,7 +166,7 @@ def _draw_topology(axes: Axes, topology: Topology, alike_nodes: int) -> None:
     right = APART * (len(nodes) - 1) + 1.9
     if alike_nodes:
         axes.text(right, 0.0, f"and {alike_nodes}\nmore nodes\nlike these", fontsize=9, color=OTHER, va="center")
-    axes.set_xlim(-1.9, right)
+    axes.set_xlim(-1.9, max(right, 0.0))
     axes.set_ylim(-half - 1.2 if half else -0.5, half + 0.1 if half else 0.5)
 
 
@@ -360,10 +362,10 @@ def _same_bytes(each: Candidate) -> list[list[Endpoint]]:
 
 
 def _draw_times(axes: Axes, sweep: Sequence[Plan], mark_bytes: int | None = None) -> None:
-    if len(sweep) < 2:
-        raise SettingError(f"sweep has {len(sweep)} plans; expected at least two, of different row sizes")
     sweep = sorted(sweep, key=lambda plan: plan.workload.row_bytes)
     sizes = [plan.workload.row_bytes for plan in sweep]
+    if len(set(sizes)) < 2:
+        raise SettingError(f"sweep has plans for rows of {sizes} bytes; expected at least two different sizes")
     kinds = [kind for kind in KINDS if any(plan.for_kind(kind) for plan in sweep)]
     for kind in kinds:
         times = [
@@ -379,7 +381,7 @@ def _draw_times(axes: Axes, sweep: Sequence[Plan], mark_bytes: int | None = None
             axes.plot(*zip(*points, strict=True), **style, ms=4, lw=1.6, label=kind)
         if points and points[-1][0] < sizes[-1]:
             axes.plot(*points[-1], marker="X", ms=11, color=colour, mec="white", mew=0.8, ls="none", zorder=4)
-    _shade_regimes(axes, sweep)
+    tilted = _shade_regimes(axes, sweep)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(size)))
@@ -395,7 +397,8 @@ def _draw_times(axes: Axes, sweep: Sequence[Plan], mark_bytes: int | None = None
     axes.legend(handles, [*labels, "out of memory beyond"], fontsize=8.5, frameon=False, loc="upper left")
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("Time by row size; the strip: what is chosen", fontsize=10, pad=26, loc="left")
+    pad = 26 + 3.2 * tilted  # points: the names stand between
+    axes.set_title("Time by row size; the strip: what is chosen", fontsize=10, pad=pad, loc="left")
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,9 +437,10 @@ def _regime_name(run: Sequence[Plan]) -> str:
     return f"{gpus} + host" if choices[0].kind == "mixed" else gpus
 
 
-def _shade_regimes(axes: Axes, sweep: Sequence[Plan]) -> None:
-    """A strip on top in the colour of what is chosen, and a line down where that changes."""
-    found = regimes(sweep)
+def _shade_regimes(axes: Axes, sweep: Sequence[Plan]) -> int:
+    """A strip on top in the colour of what is chosen, and a line down where that changes. How long the longest name is of those that
+    have no room to lie level."""
+    found, tilted = regimes(sweep), 0
     whole = math.log(found[-1].stop_bytes / found[0].start_bytes)
     for number, regime in enumerate(found):
         colour = "white" if regime.kind is None else COLOURS[regime.kind]
@@ -444,6 +448,7 @@ def _shade_regimes(axes: Axes, sweep: Sequence[Plan]) -> None:
         if number:
             axes.axvline(regime.start_bytes, color=OTHER, lw=0.8, ls="--", zorder=0)
         wide = math.log(regime.stop_bytes / regime.start_bytes) / whole > 0.016 * len(regime.name)
+        tilted = tilted if wide else max(tilted, len(regime.name))
         axes.annotate(
             regime.name,
             (math.sqrt(regime.start_bytes * regime.stop_bytes), 1.04),
@@ -455,3 +460,4 @@ def _shade_regimes(axes: Axes, sweep: Sequence[Plan]) -> None:
             color=INK,
             annotation_clip=False,
         )
+    return tilted

@@ -25,8 +25,8 @@ def plan_table(plan: Plan) -> Table:
     work, groups = plan.workload, alike_candidates(plan)
     shown = _shown(plan, groups)
     table = Table(
-        title=f"{work.capacity:,} rows of {format_bytes(work.row_bytes)} on {plan.topology.name}",
-        caption=_caption(plan, len(plan.candidates) - sum(len(groups[number]) for number in shown)),
+        title=Text(f"{work.capacity:,} rows of {format_bytes(work.row_bytes)} on {plan.topology.name}", "italic"),
+        caption=Text(_caption(plan, len(plan.candidates) - sum(len(groups[number]) for number in shown)), "dim italic"),
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=0,

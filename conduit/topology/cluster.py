@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 
 from conduit.errors import TopologyError
-from conduit.topology.bandwidth import Leg, Source
+from conduit.topology.bandwidth import Leg, Source, is_finite
 from conduit.topology.endpoint import Endpoint, Tier
 
 Edge = tuple[Endpoint, Endpoint]
@@ -25,9 +25,11 @@ class Memory:
     """"NVIDIA A100 80 GB": for people."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.free_bytes <= self.capacity_bytes:
+        sizes = (self.free_bytes, self.capacity_bytes)
+        whole = all(isinstance(size, Integral) and is_finite(size) for size in sizes)
+        if not (whole and 0 <= self.free_bytes <= self.capacity_bytes):
             raise TopologyError(
-                f"free_bytes={self.free_bytes!r}, capacity_bytes={self.capacity_bytes!r}: expected 0 ≤ free_bytes ≤ capacity_bytes"
+                f"free_bytes={self.free_bytes!r}, capacity_bytes={self.capacity_bytes!r}: expected whole numbers, 0 ≤ free_bytes ≤ capacity_bytes"
             )
 
 
@@ -78,9 +80,10 @@ class Topology:
         return tuple(at for at in self.memories if at.tier is Tier.DEVICE)
 
     def memory(self, at: Endpoint) -> Memory:
+        """TopologyError lists the endpoints there are where it isn't one."""
         if at not in self.memories:
             raise TopologyError(
-                f"topology {self.name!r} has no endpoint {at}; it has {', '.join(map(str, self.memories))}"
+                f"topology {self.name!r} has no endpoint {at}; it has {', '.join(map(str, self.memories)) or 'none'}"
             )
         return self.memories[at]
 
@@ -100,6 +103,7 @@ class Topology:
         return self.routes.get((source, to), ())
 
     def reaches(self, source: Endpoint, to: Endpoint) -> bool:
+        """Whether a bandwidth is known of that edge."""
         return (source, to) in self.legs
 
     def changed(
@@ -125,8 +129,11 @@ class Topology:
 
     def scaled(self, memory: float) -> Topology:
         """The same with every memory `memory` times as large: to try a large machine in a small one."""
-        if not (math.isfinite(memory) and memory > 0):
-            raise TopologyError(f"memory={memory!r}: expected a finite number above 0")
+        most = max((each.capacity_bytes for each in self.memories.values()), default=0)
+        if not (is_finite(memory) and memory > 0 and is_finite(most * memory)):
+            raise TopologyError(
+                f"memory={memory!r}: expected a finite number above 0, and memories that are finite with it"
+            )
         memories = {
             at: replace(
                 each, capacity_bytes=int(each.capacity_bytes * memory), free_bytes=int(each.free_bytes * memory)

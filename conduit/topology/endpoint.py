@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,20 +29,22 @@ class Endpoint:
         return self.tier is not Tier.DEVICE
 
     def __str__(self) -> str:
-        name = f"device:{self.index}" if self.tier is Tier.DEVICE else self.tier.value
+        # A node has one host memory of a kind, as a rule.
+        name = f"{self.tier.value}:{self.index}" if self.tier is Tier.DEVICE or self.index else self.tier.value
         return f"node{self.node}/{name}" if self.node else name
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
         """`"pageable"`, `"pinned"`, `"device:3"`, `"node1/device:0"`. ValueError names what would do."""
-        head, _, rest = text.rpartition("/")
-        kind, _, index = rest.partition(":")
-        try:
-            node = int(head.removeprefix("node")) if head else 0
-            return cls(Tier(kind), int(index) if index else 0, node)
-        except ValueError:
+        match = _NAME.fullmatch(text)
+        if match is None:
             tiers = ", ".join(tier.value for tier in Tier)
-            raise ValueError(f"endpoint {text!r}: expected [nodeN/]TIER[:INDEX] with a tier of {tiers}") from None
+            raise ValueError(f"endpoint {text!r}: expected [nodeN/]TIER[:INDEX] with a tier of {tiers}")
+        node, tier, index = match.groups(default="0")
+        return cls(Tier(tier), int(index), int(node))
+
+
+_NAME = re.compile(rf"(?:node([0-9]{{1,9}})/)?({'|'.join(tier.value for tier in Tier)})(?::([0-9]{{1,9}}))?")
 
 
 PAGEABLE = Endpoint(Tier.PAGEABLE)

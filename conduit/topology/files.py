@@ -17,6 +17,7 @@ from conduit.topology.bandwidth import Leg, Source
 from conduit.topology.cluster import Edge, Link, Memory, Topology
 from conduit.topology.endpoint import Endpoint
 from conduit.topology.nvidia import gpus
+from conduit.topology.presets import PRESETS, preset
 
 FORMAT = "conduit topology"
 VERSION = 1
@@ -45,6 +46,8 @@ def save(topology: Topology, path: str | os.PathLike[str]) -> None:
             raise
     except OSError as error:
         raise TopologyError(f"{path}: can't write the topology: {error.strerror or error}") from error
+    except ValueError as error:  # of a path, or a name in it, that can't be written down
+        raise TopologyError(f"{path!r}: can't write the topology: {error}") from error
 
 
 def load(path: str | os.PathLike[str]) -> Topology:
@@ -59,6 +62,19 @@ def load(path: str | os.PathLike[str]) -> Topology:
     except (ValueError, RecursionError) as error:  # also of bytes that aren't UTF-8
         raise TopologyError(f"{path} is no topology: it isn't JSON ({error})") from error
     return decoded(value, path)
+
+
+def named(given: str | os.PathLike[str]) -> Topology:
+    """The preset of this name, or what the file at this path has. TopologyError where it is neither."""
+    if not isinstance(given, str | os.PathLike):
+        raise TopologyError(f"topology={given!r}: expected a conduit.topology.Topology, a preset's name, or a path")
+    name = os.fspath(given)
+    if name in PRESETS:
+        return preset(name)
+    try:
+        return load(name)
+    except TopologyError as error:
+        raise TopologyError(f"topology={given!r} is no preset ({', '.join(PRESETS)}), and {error}") from error
 
 
 def check_machine(topology: Topology, here: str | None = None) -> None:
@@ -99,26 +115,26 @@ def encoded(topology: Topology) -> dict[str, Any]:
         "machine": topology.machine,
         "memories": [
             {
-                "at": _text(at),
+                "at": str(at),
                 "what": memory.what,
-                "capacity_bytes": memory.capacity_bytes,
-                "free_bytes": memory.free_bytes,
+                "capacity_bytes": int(memory.capacity_bytes),
+                "free_bytes": int(memory.free_bytes),
                 "source": memory.source.value,
             }
             for at, memory in topology.memories.items()
         ],
         "links": [
-            {"name": name, "bytes_per_s": link.bytes_per_s, "source": link.source.value}
+            {"name": name, "bytes_per_s": float(link.bytes_per_s), "source": link.source.value}
             for name, link in topology.links.items()
         ],
         "legs": [
             {
-                "from": _text(source),
-                "to": _text(to),
-                "bytes_per_s": leg.bytes_per_s,
-                "latency_s": leg.latency_s,
+                "from": str(source),
+                "to": str(to),
+                "bytes_per_s": float(leg.bytes_per_s),
+                "latency_s": float(leg.latency_s),
                 "source": leg.source.value,
-                "noise": leg.noise,
+                "noise": float(leg.noise),
                 "links": list(topology.route(source, to)),
             }
             for (source, to), leg in topology.legs.items()
@@ -132,8 +148,9 @@ def decoded(value: object, where: str) -> Topology:
         raise TopologyError(f'{where} is no topology: expected an object with "format": "{FORMAT}"')
     whole = _Object(value, where)
     version = whole.take("version", int)
-    if version > VERSION:
-        raise TopologyError(f"{where}: version {version} is of a newer Conduit; this one reads up to {VERSION}")
+    if version != VERSION:
+        whose = f"of a newer Conduit; this one reads up to {VERSION}" if version > VERSION else "none that there was"
+        raise TopologyError(f"{where}: version {version} is {whose}")
     memories: dict[Endpoint, Memory] = {}
     links: dict[str, Link] = {}
     legs: dict[Edge, Leg] = {}
@@ -201,7 +218,7 @@ class _Object:
         """What is made of these; its own refusal says where they are."""
         try:
             return kind(*figures)
-        except (TopologyError, OverflowError) as error:  # a whole number may be larger than any other
+        except TopologyError as error:
             raise TopologyError(f"{self._where}: {error}") from None
 
     def put(self, into: dict[Any, Any], key: object, value: object) -> None:
@@ -211,8 +228,3 @@ class _Object:
 
 
 _KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text", list: "a list"}
-
-
-def _text(at: Endpoint) -> str:
-    """What Endpoint.parse takes; an endpoint's own words leave out which one of several host memories it is."""
-    return f"{at}:{at.index}" if at.is_host and at.index else str(at)

@@ -23,6 +23,8 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
+    """`read`, `write`: by one process, from and to host memory."""
+
     memory: Memory
     read: Leg
     write: Leg

@@ -463,6 +463,25 @@ def test_a_busy_edge_s_seconds_do_not_depend_on_when_they_are_looked_at():
     assert once.busy_s == pytest.approx(once.size_bytes / SPEED), "it was never idle"
 
 
+def test_what_is_kept_of_traffic_does_not_grow_with_it():
+    lab = Lab()
+
+    def main() -> None:
+        columns = filled(lab.backend, D[0])
+        for number in range(400):
+            lab.clock.sleep(0.01)
+            read(
+                lab.backend, columns, 1 + number % 12, D[1]
+            )  # one in six is still on its way when the next is asked for
+        lab.backend.drain()
+
+    lab.clock.run(main)
+    meter = lab.backend._links._meters[D[0], D[1]]
+    assert len(meter._spans) < 10
+    traffic = lab.backend.traffic()[D[0], D[1]]
+    assert (traffic.transfers, traffic.busy_s) == (400, pytest.approx(traffic.size_bytes / SPEED))
+
+
 def test_on_the_real_clock_a_transfer_counts_from_its_call_and_is_never_early():
     backend = EmulatedBackend(machine(legs={(PAGEABLE, D[0]): Leg(2e6), (D[0], D[1]): Leg(1e6)}))
     columns = backend.allocate(SCHEMA, 100, D[0])

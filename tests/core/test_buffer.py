@@ -30,10 +30,10 @@ PLACEMENTS = [
 
 def buffer(capacity: int, placement: Placement = PLACEMENTS[0], budgets=None, clock=None) -> ExperienceBuffer:
     halt = Halt(clock or RealClock())
-    return ExperienceBuffer(load("reference"), capacity, lambda schema: placement, budgets or {}, halt)
+    return ExperienceBuffer(load("reference"), capacity, lambda schema, instead: placement, budgets or {}, halt)
 
 
-def in_memory(schema: Schema) -> Placement:
+def in_memory(schema: Schema, instead: bool) -> Placement:
     return Placement()
 
 

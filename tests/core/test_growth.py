@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conduit.core.batch import Padding, SampleInfo
-from conduit.core.experience import Declared, Field, Schema
+from conduit.core.declared import Declared
+from conduit.core.experience import Field, Schema
 from conduit.core.versions import Extents
 from conduit.errors import SchemaError
 

@@ -28,6 +28,7 @@ from tests.core.placement_oracle import GB, machine
 
 D0, D1 = Endpoint(Tier.DEVICE, 0), Endpoint(Tier.DEVICE, 1)
 KNOWN = (PAGEABLE, D0, D1)
+SECOND = Endpoint(Tier.PAGEABLE, 1, 3)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,7 @@ def test_a_placement_is_named_by_what_is_natural(asked, endpoints):
         ("gpu", r"placement='gpu': endpoint 'gpu': expected \[nodeN/\]TIER\[:INDEX\]"),
         ("device:x", r"'device:x'"),
         ("node1/device:0", r"no endpoint node1/device:0"),
+        ("pageable:1", r"no endpoint pageable:1 for the backend; it has pageable,"),
         ([], r"at least one endpoint"),
         (["device:0", "device:0"], r"occurs twice"),
         (None, r"placement=None: expected 'auto'"),
@@ -84,9 +86,41 @@ def test_shares_are_one_an_endpoint():
         Placement((D0, D1), (1.0,))
 
 
-@pytest.mark.parametrize("endpoint", [*KNOWN, PINNED, Endpoint(Tier.DEVICE, 3, 2), Endpoint(Tier.DISK)])
+@pytest.mark.parametrize("endpoint", [*KNOWN, PINNED, Endpoint(Tier.DEVICE, 3, 2), Endpoint(Tier.DISK), SECOND])
 def test_an_endpoint_is_parsed_from_its_own_name(endpoint):
     assert Endpoint.parse(str(endpoint)) == endpoint
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "",
+            "gpu:0",
+            "device:-1",
+            "device:",
+            "device:1_0",
+            "device:٣",
+            "device:0:0",
+            "device:1e3",
+            f"device:{'9' * 5000}",
+        ),
+        *(
+            " device:0",
+            "Device:0",
+            "/device:0",
+            "1/device:0",
+            "node-1/device:0",
+            "node/device:0",
+            "node1/node2/device:0",
+        ),
+    ],
+)
+def test_a_name_that_is_no_endpoints_is_refused_with_what_one_is_like(name):
+    with pytest.raises(
+        ValueError, match=r"expected \[nodeN/\]TIER\[:INDEX\] with a tier of pageable, pinned, disk, device"
+    ):
+        Endpoint.parse(name)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +135,7 @@ def test_sizes_are_read_in_binary_and_decimal_units(text, size):
 @pytest.mark.parametrize(
     "wrong",
     [
+        *(10**400, 1 << 63, "9223372036854775808"),
         *("", "GiB", "five", "-5GiB", -1, "5 GB iB", "5gib", "5K", "inf", "nanGiB", "1e999"),
         *(None, True, float("nan"), float("inf"), b"5", [], object),
     ],

@@ -56,7 +56,7 @@ def stepped(by: Signature, step: dict) -> Rows:
 def taken(by: Signature, step: dict) -> Rows:
     """A push that the store takes."""
     rows = stepped(by, step)
-    with by.fixed_by(rows):
+    with by.fixed_by(rows, 0.0):
         return rows
 
 
@@ -256,7 +256,7 @@ def test_a_step_is_taken_alike_whatever_it_looks_like_at_first_sight(change, nes
     plain = {"all": step, "id": np.arange(3)} if nested else step
     given = signature()
     steps = given.steps(LANES)
-    with given.fixed_by(given.step(plain, None, None, None, steps)):
+    with given.fixed_by(given.step(plain, None, None, None, steps), 0.0):
         pass
     for _ in range(2):
         rows = given.step(made, None, None, None, steps)
@@ -273,7 +273,7 @@ def test_what_is_written_at_once_is_not_copied():
         steps = given.steps(LANES)
         for _ in range(2):
             rows = given.step(step, None, None, None, steps)
-            with given.fixed_by(rows):
+            with given.fixed_by(rows, 0.0):
                 pass
             assert all(leaf is kept for leaf, kept in zip(leaves_of(step), leaves_of(rows.data), strict=True))
 
@@ -283,7 +283,7 @@ def test_a_schema_that_was_given_up_is_forgotten_by_the_steps_that_fitted_it():
     steps = given.steps(LANES)
     first = given.step({"a": np.zeros(3)}, None, None, None, steps)
     given.step({"a": np.zeros(3)}, None, None, None, steps)
-    with pytest.raises(KeyError), given.fixed_by(first):
+    with pytest.raises(KeyError), given.fixed_by(first, 0.0):
         raise KeyError
     assert taken(given, tree()).data.keys() == tree().keys()
     with pytest.raises(SchemaError, match="missing 'obs'"):
@@ -318,7 +318,7 @@ def test_a_first_push_that_is_refused_fixes_nothing(step, last, message):
 @pytest.mark.parametrize("error", [SchemaError, KeyboardInterrupt])
 def test_a_first_push_that_is_not_taken_fixes_nothing(error):
     given = signature()
-    with pytest.raises(error), given.fixed_by(stepped(given, {"a": np.zeros(3)})):
+    with pytest.raises(error), given.fixed_by(stepped(given, {"a": np.zeros(3)}), 0.0):
         raise error
     assert not given.fixed
     assert len(taken(given, tree())) == 3
@@ -327,10 +327,10 @@ def test_a_first_push_that_is_not_taken_fixes_nothing(error):
 def test_of_two_first_pushes_at_once_the_later_must_fit_the_earlier():
     given = signature()
     first, second = stepped(given, tree()), stepped(given, {"a": np.zeros(3)})
-    with given.fixed_by(first):
-        with pytest.raises(SchemaError, match="missing 'obs'"), given.fixed_by(second):
+    with given.fixed_by(first, 0.0):
+        with pytest.raises(SchemaError, match="missing 'obs'"), given.fixed_by(second, 0.0):
             pytest.fail("it doesn't fit")
-        with given.fixed_by(stepped(given, tree())):
+        with given.fixed_by(stepped(given, tree()), 0.0):
             pass
     with pytest.raises(SchemaError, match="missing 'obs'"):
         stepped(given, {"a": np.zeros(3)})
@@ -339,7 +339,7 @@ def test_of_two_first_pushes_at_once_the_later_must_fit_the_earlier():
 def test_of_two_first_pushes_at_once_the_one_that_is_taken_fixes_the_schema_though_the_earlier_is_not():
     given = signature()
     first, second = stepped(given, tree()), stepped(given, tree())
-    earlier, later = given.fixed_by(first), given.fixed_by(second)
+    earlier, later = given.fixed_by(first, 0.0), given.fixed_by(second, 0.0)
     earlier.__enter__()
     later.__enter__()
     assert not earlier.__exit__(KeyError, KeyError(), None)

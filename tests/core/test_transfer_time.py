@@ -22,7 +22,7 @@ from conduit.core.transfer_time import (
 )
 from conduit.core.workload import Workload, room_bytes
 from conduit.errors import TopologyError
-from conduit.topology.bandwidth import Leg, serial_bytes_per_s
+from conduit.topology.bandwidth import Leg
 from conduit.topology.cluster import Link
 from conduit.topology.endpoint import PAGEABLE, PINNED
 from tests.core.placement_oracle import FAR, GB, D, machine, random_case
@@ -108,10 +108,6 @@ def test_where_nothing_is_known_of_a_learner_s_memory_putting_together_counts_as
     assert delivery_s(unknown, WORK, rows) == pytest.approx(0.5 * BATCH / (276 * GB))
     (timed,) = Survey(unknown, WORK, dict.fromkeys(there.endpoints, 0)).timed([list(rows.values())], [list(rows)])
     assert timed.delivery_s == pytest.approx(0.5 * BATCH / (276 * GB))
-
-
-def test_one_owner_after_the_other_is_a_harmonic_mean():
-    assert serial_bytes_per_s([(1 / 8, 2000 * GB), (7 / 8, 34 * GB)]) == pytest.approx(38.8 * GB, rel=1e-2)
 
 
 def test_what_shares_a_link_adds_up():

@@ -6,16 +6,29 @@ The contract suite itself (tests/contract) runs on the CUDA devices too, where t
 from __future__ import annotations
 
 import gc
+import itertools
+import threading
 import time
 
 import numpy as np
 import pytest
 
+import conduit
 from conduit.backends import exchange, load
+from conduit.clock import REAL
 from conduit.core.backend import Columns, Move, Target
-from conduit.core.experience import Schema
+from conduit.core.experience import Field, Schema
+from conduit.core.placement import Placement
+from conduit.core.probing import known, measure
+from conduit.core.reader import Reader
+from conduit.core.recipe import Gather, Selection
+from conduit.core.ring import Layout
+from conduit.core.shard import Shard
 from conduit.testing import address, assert_rows, assert_same, assert_stored, example_rows, on_host
+from conduit.topology.bandwidth import Source
 from conduit.topology.endpoint import PAGEABLE, PINNED, Endpoint, Tier
+from conduit.topology.nvidia import gpus
+from tests.store.rows import assert_intact, fill, fingerprint, step
 
 torch = pytest.importorskip("torch")
 
@@ -198,3 +211,221 @@ def test_a_host_batch_goes_to_a_cuda_target_by_value(backend):
     for path, array in rows.items():
         assert arrays[path].is_cuda
         assert_same(arrays[path], array, path)
+
+
+# Several shards
+
+
+def shards(backend, endpoints, rows=1000):
+    """Rows of every shape, spread over `endpoints`; what reads them, and what they are."""
+    values = example_rows(rows, seed=3)
+    schema, layout = Schema.infer(values, "test"), Layout(rows, [1.0 + number for number in range(len(endpoints))])
+    made = [Shard(backend, schema, count, at) for at, count in zip(endpoints, layout.shard_rows, strict=True)]
+    for span in layout.spans(0, rows):
+        made[span.shard].write(span.slot, on_host(values).slice(span.offset, span.offset + span.rows))
+    return Reader(backend, layout, made, schema, None), values
+
+
+def selected(values, keys):
+    return Selection((Gather(tuple(values), tuple(values), keys, keys.shape),))
+
+
+def every_device(backend):
+    return [at for at in backend.endpoints() if not at.is_host]
+
+
+def test_a_batch_of_several_shards_is_gathered_where_each_is_and_put_together_in_order(backend):
+    reader, values = shards(backend, [PAGEABLE, PINNED, *every_device(backend)])
+    torch.cuda.synchronize()
+    kept = []
+    for number, to in enumerate([PAGEABLE, PINNED, *every_device(backend)] * 8):
+        if number % 3 == 0:
+            spin(backend)
+        keys = np.random.default_rng(number).integers(0, 1000, 96)
+        kept.append((keys, to, reader.read(selected(values, keys), to)))
+    for keys, to, batch in kept:
+        assert batch.at == to
+        assert_rows(backend, batch, {path: array[keys] for path, array in values.items()}, to)
+
+
+def test_a_merged_batch_keeps_nobody_waiting_and_its_parts_memory_is_not_lent_too_early(backend):
+    columns, values = stored_images(backend, DEVICE)
+    places = [np.arange(0, 64, 2), np.arange(1, 64, 2)]
+
+    def merged(seed):
+        index = np.random.default_rng(seed).integers(0, 1024, 64)
+        parts = [backend.read(columns, index[place], list(values), DEVICE) for place in places]
+        return index, backend.merge(parts, places, 64, DEVICE)
+
+    for seed in range(2):
+        backend.wait(merged(seed)[1])
+    spin(backend)
+    issue_s, (index, batch) = host_seconds(lambda: merged(2))
+    assert issue_s < 0.2
+    more = [merged(seed) for seed in range(3, 40)]
+    for asked, got in [(index, batch), *more]:
+        assert_rows(backend, got, {path: array[asked] for path, array in values.items()}, "merged")
+
+
+def test_rows_grow_on_a_busy_device_and_nobody_waits(backend):
+    rows = {"h": np.arange(64 * 3 * 5, dtype=np.float32).reshape(64, 3, 5), "id": np.arange(64, dtype=np.int8)}
+    schema = Schema.infer(rows, "test")
+    wider = Schema({**schema.fields, "h": Field((4, 9), np.dtype(np.float32))}, schema.structure)
+    columns = backend.write(backend.allocate(schema, 64, DEVICE), 0, on_host(rows))
+    backend.wait(backend.widen(backend.read(columns, np.arange(64), list(rows), DEVICE), wider))
+    spin(backend)
+    batch = backend.read(columns, np.arange(64), list(rows), DEVICE)
+    issue_s, wide = host_seconds(lambda: backend.widen(batch, wider))
+    assert issue_s < 0.2
+    expected = np.zeros((64, 4, 9), np.float32)
+    expected[:, :3, :5] = rows["h"]
+    assert_rows(backend, wide, {"h": expected, "id": rows["id"]}, "wide")
+
+
+@pytest.mark.parametrize("source", [PAGEABLE, PINNED, DEVICE], ids=str)
+@pytest.mark.parametrize("to", [PAGEABLE, PINNED, DEVICE], ids=str)
+def test_what_is_moved_may_be_forgotten_while_it_is_on_its_way(backend, source, to):
+    """As migration does: rows are gathered, moved, written elsewhere, and both copies given back."""
+    columns, values = stored_images(backend, source)
+    target = backend.allocate(Schema.infer(values, "test"), 1024, to)
+    spin(backend)
+    for start in range(0, 1024, 64):
+        (copy,) = backend.transfer(
+            [Move(backend.read(columns, np.arange(start, start + 64), list(values), source), to)]
+        )
+        target = backend.scatter(target, 1023 - np.arange(start, start + 64), copy, list(values))
+        backend.release(copy)
+        del copy
+    backend.wait(target)
+    assert_stored(backend, target, {path: array[::-1] for path, array in values.items()}, to)
+
+
+# Migration
+
+
+def test_a_store_migrates_to_the_device_and_back_and_gives_the_batches_of_one_that_stays(backend):
+    settings = {
+        "capacity": 4000,
+        "batch_size": 64,
+        "seed": 5,
+        "derive": {"next_obs": conduit.Next("obs")},
+        "timeout_s": 60.0,
+    }
+    places = [
+        "device:0",
+        "pageable",
+        Placement((PAGEABLE, DEVICE, PINNED), (1.0, 3.0, 2.0)),
+        "device:0",
+        "pinned",
+        *(Placement((at,)) for at in every_device(backend)[1:2]),
+        "pageable",
+    ]
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    with (
+        conduit.Store(backend=backend, placement="pageable", **settings) as moved,
+        conduit.Store(backend="reference", placement="pageable", **settings) as stays,
+    ):
+        both = (moved, stays)
+        actors, learners = [each.actor(lanes=8) for each in both], [each.learner(to="numpy") for each in both]
+        moved._wiring.migrator.chunk_bytes = 1 << 14
+        number, kept = 0, []
+
+        def push(steps):
+            nonlocal number
+            for _ in range(steps):
+                ended = np.arange(8) % 5 == number % 5
+                rows = step(8 * number, 8, terminated=ended)
+                for actor in actors:
+                    actor.push(rows, final={"obs": step(10_000 + number, int(ended.sum()))["obs"]})
+                number += 1
+
+        push(600)
+        moved._wiring.migrator.began = lambda phase: push(3) if phase == "gate" else None
+        for place in places:
+            done = moved.migrate(place)
+            assert done.rows == 4000
+            assert done.delta_bytes > 0
+            for _ in range(3):
+                push(2)
+                one, other = (learner.pull() for learner in learners)
+                assert fingerprint(one) == fingerprint(other), place
+                kept.append((one, fingerprint(one)))
+        assert set(moved.info()["bytes_by_endpoint"]) == {"pageable"}
+        assert [fingerprint(batch) for batch, _ in kept] == [expected for _, expected in kept]
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() - before < 1 << 20
+
+
+def test_rows_move_while_a_learner_on_the_device_pulls_and_none_is_torn(backend):
+    stop, failed = threading.Event(), []
+    with conduit.Store(backend=backend, capacity=8000, batch_size=128, placement="pageable", timeout_s=60.0) as s:
+        actor, learner = s.actor(lanes=16), s.learner(to="torch", device="cuda:0")
+        fill(actor, 8000)
+
+        def train():
+            try:
+                while not stop.is_set():
+                    batch = learner.pull()
+                    assert batch.data["id"].is_cuda
+                    assert_intact(batch)
+                    assert exchange.to_numpy(batch.data["id"]).tolist() == batch.info.keys.tolist()
+            except BaseException as error:  # raised again below, in the test's own thread
+                failed.append(error)
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        try:
+            first = 8000
+            for place in itertools.chain.from_iterable(
+                itertools.repeat(("device:0", "pinned", ["device:0", "pageable"]), 4)
+            ):
+                s.migrate(place)
+                fill(actor, 160, first=first)
+                first += 160
+        finally:
+            stop.set()
+            thread.join(timeout=60)
+        assert failed == []
+
+
+def test_what_a_move_leaves_is_free_at_once_for_the_next(backend):
+    """By what torch says is free, of which what it keeps for itself is a part."""
+    free = backend.free_bytes(DEVICE)
+    row_bytes = 1 << 16
+    capacity = min(free // 4, 1 << 30) // row_bytes
+    with conduit.Store(backend=backend, capacity=capacity, batch_size=8, placement="pageable", timeout_s=120.0) as s:
+        s.actor(lanes=8).push({"row": np.zeros((8, row_bytes), np.uint8)})
+        least = []
+        for _ in range(4):
+            s.migrate("device:0")
+            least.append(backend.free_bytes(DEVICE))
+            s.migrate("pageable")
+        assert max(least) - min(least) < capacity * row_bytes // 4
+
+
+# What there is, and how fast
+
+
+def test_the_device_is_known_by_its_uuid_and_its_memory_is_measured(backend):
+    found = known(backend)
+    memory = found.memory(DEVICE)
+    assert memory.source is Source.MEASURED
+    assert 0 < memory.free_bytes <= memory.capacity_bytes
+    if gpus().found:
+        assert gpus().named(backend.hardware(DEVICE)) is not None
+    for at in backend.endpoints():
+        assert found.leg(DEVICE, at).bytes_per_s > 0
+        assert found.leg(at, DEVICE).bytes_per_s > 0
+
+
+def test_a_probe_measures_every_edge_of_the_device_in_seconds(backend):
+    took_s, found = host_seconds(lambda: measure(backend, REAL, seconds=5.0))
+    assert took_s < 20
+    for at in backend.endpoints():
+        for edge in ((DEVICE, at), (at, DEVICE)):
+            assert found.leg(*edge).source is Source.MEASURED, edge
+    inside, across = found.leg(DEVICE, DEVICE), found.leg(PAGEABLE, DEVICE)
+    assert inside.bytes_per_s > across.bytes_per_s
+    assert (torch.cuda.memory_allocated() >> 20) < 64, "scratch is given back"

@@ -92,7 +92,8 @@ def test_a_plan_is_a_table_with_its_choice_marked() -> None:
     result = run(*A100)
     assert result.exit_code == 0
     assert "1,000,000 rows of 192 KiB on a100x8" in result.stdout
-    assert line_with(result, "→")[:5] == ["→", "shared_gpu(0–7)", "8", "×", "24.6"]
+    # Three hold the rows, and eight would be faster by too little to matter.
+    assert line_with(result, "→")[:6] == ["→", "shared_gpu(0–2)", "+20", "3", "×", "65.5"]
     assert line_with(result, "cpu_pinned")[-1] == "yes"
     assert "Model: times are predicted" in result.stdout
 
@@ -165,6 +166,17 @@ def test_one_topology_is_asked_for_at_most(command: tuple[str, ...], tmp_path: P
     assert "--backend says whose memories of this machine" in refused(*command, "--file", saved, "--backend", "torch")
 
 
+def test_a_topology_that_can_not_be_saved_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "is a folder: expected a file to write" in refused("topology", "--preset", "laptop", "--save", tmp_path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    result = run("topology", "--preset", "laptop", "--save", tmp_path / "it.json")
+    assert (result.exit_code, "can't write the topology: No space left" in result.stderr) == (2, True)
+
+
 def test_a_file_that_is_no_topology_is_refused(tmp_path: Path) -> None:
     assert "can't read the topology" in refused("topology", "--file", tmp_path / "missing.json")
     (tmp_path / "it.json").write_text("[]")
@@ -179,15 +191,20 @@ def test_a_file_that_is_no_topology_is_refused(tmp_path: Path) -> None:
         (("--rows", "inf"), "--rows 'inf': expected a whole number ≥ 1"),
         (("--batch-size", "0"), "--batch-size '0': expected a whole number ≥ 1"),
         (("--row-bytes", "3 apples"), "row_bytes='3 apples'"),
+        (("--row-bytes", "infGB"), "row_bytes='infGB': not a number of bytes"),
         (("--actors", "device:99"), "device:99"),
-        (("--learners", "0"), "learners"),
+        (("--actors", "²"), "endpoint '²'"),
+        (("--actors", "9" * 5000), "--actors '999"),
+        (("--learners", "0"), "--learners '0': expected a whole number ≥ 1"),
         (("--replay-ratio", "0"), "replay_ratio=0.0"),
         (("--budget", "40GiB"), "--budget '40GiB': expected TIER=SIZE"),
         (("--budget", "gpu=40GiB"), "expected a tier of pageable"),
+        (("--budget", "device=4GiB", "--budget", "device=8GiB"), "device has a budget already, 4GiB"),
         (("--budget", "device=1TB"), "more than the"),
         (("--candidates", "single_gpu,cpu"), "'cpu'"),
         (("--figure", "it.txt"), "expected a file that ends with .png, .svg or .pdf"),
         (("--json", "nowhere/it.json"), "there is no folder nowhere"),
+        (("--json", "."), ". is a folder: expected a file to write"),
     ],
 )
 def test_bad_input_is_refused_in_a_line(options: tuple[str, ...], why: str) -> None:

@@ -289,6 +289,35 @@ def test_ends_that_only_the_store_knows_are_told():
     assert out.without_end == 1
 
 
+@pytest.mark.parametrize("derived", [True, False], ids=["next derived", "next stored"])
+def test_where_observations_grew_all_come_as_wide_as_the_widest_and_those_that_were_shorter_are_counted(derived):
+    grows = conduit.Field(("seen",), np.float32, grow="pad")
+    fields = {"obs": grows} if derived else {"obs": grows, "next_obs": grows}
+    settings: dict[str, Any] = {"derive": NEXT} if derived else {"item": Trajectory()}
+    with store(capacity=16, batch_size=1, fields=fields, **settings) as s:
+        actor = s.actor()
+        for width in (2, 3):
+            rows = {
+                "obs": np.full((2, width), width, np.float32),
+                "action": np.zeros(2, np.int64),
+                "reward": np.ones(2),
+            }
+            final = {"obs": np.full(width, 9, np.float32)}
+            if not derived:
+                rows["next_obs"] = np.stack([rows["obs"][1], final["obs"]])
+            actor.push_trajectory(rows, end="terminated", final=final if derived else {"reward": np.float64(0)})
+        asked: dict[str, Any] = {"action_space": spaces.Discrete(3), "metadata": ABOUT}
+        with pytest.raises(
+            SchemaError, match=r"'obs' is \(4, 3\); .*It may grow: expected a space as wide as the widest"
+        ):
+            export(s, "back/grown-v0", observation_space=spaces.Box(-9, 9, (2,), np.float32), **asked)
+        out = export(s, "back/grown-v0", observation_space=spaces.Box(-9, 9, (3,), np.float32), **asked)
+    assert (out.episodes, out.rows, out.filled_rows) == (2, 4, 2)
+    first, second = out.dataset.iterate_episodes()
+    assert first.observations.tolist() == [[2, 2, 0], [2, 2, 0], [9, 9, 0]]
+    assert second.observations.tolist() == [[3, 3, 3], [3, 3, 3], [9, 9, 9]]
+
+
 def test_an_export_needs_no_metadata():
     dataset = made("box", [2], "t")
     with store(capacity=8, batch_size=1, derive=NEXT) as s:

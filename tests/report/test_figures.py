@@ -16,6 +16,7 @@ from conduit.errors import SettingError
 from conduit.report.figures import plan_figure, regimes, sweep_figure, sweep_rows, topology_figure
 from conduit.topology import PRESETS, preset
 from conduit.topology.bandwidth import Leg
+from conduit.topology.cluster import Topology
 from conduit.topology.endpoint import PINNED
 from tests.report.made import GB, D, candidate, plan, topology
 
@@ -102,8 +103,27 @@ def test_a_plan_that_fits_nowhere_says_what_is_out_of_memory() -> None:
 
 
 def test_a_sweep_needs_two_row_sizes() -> None:
-    with pytest.raises(SettingError, match="sweep has 1 plans"):
-        sweep_figure(swept()[:1])
+    for sweep in (swept()[:1], [swept()[0]] * 2, []):
+        with pytest.raises(SettingError, match=r"sweep has plans for rows of \[.*\] bytes; expected at least two diff"):
+            sweep_figure(sweep)
+
+
+def test_rows_of_a_byte_that_fit_nowhere_can_be_swept() -> None:
+    sweep = sweep_rows(lambda row_bytes: with_rows_of(swept()[-1], row_bytes), 1)
+    assert [each.workload.row_bytes for each in sweep] == [1, 2]
+    assert "nothing fits" in words(plan_figure(sweep[0], sweep))
+
+
+def test_the_name_of_a_machine_is_no_formula() -> None:
+    made = plan([candidate("single_gpu", {D[0]: GB}, 1e-3, 1e-3)])
+    odd = replace(made, topology=made.topology.changed(name=r"a $\frac$ b$", machine="$host$"))
+    sweep = [with_rows_of(odd, row_bytes) for row_bytes in (1, 2)]
+    for figure in (topology_figure(odd.topology), plan_figure(odd, sweep), sweep_figure(sweep)):
+        assert r"a \$\frac\$ b\$" in words(figure)
+
+
+def test_a_topology_without_an_endpoint_is_an_empty_figure() -> None:
+    assert "nothing" in words(topology_figure(Topology("nothing", {}, {})))
 
 
 def test_boundaries_are_looked_for_between_row_sizes() -> None:

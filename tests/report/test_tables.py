@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from conduit.core.planning import Candidate
 from conduit.report import plan_record, plan_table, topology_table
@@ -70,6 +71,14 @@ def test_a_plan_calls_itself_a_model_and_says_whose_figures_it_takes() -> None:
         "An iteration ingests 500 rows from 1 actor at pageable and delivers 500 to each of 2 learners at device:0–1."
         in rendered
     )
+
+
+def test_the_name_of_a_machine_is_no_markup() -> None:
+    made = plan([pinned()])
+    odd = replace(made, topology=made.topology.changed(name="[bold]mine[/it]", machine="[/host]"))
+    assert "on [bold]mine[/it]" in text(plan_table(odd))
+    assert "bandwidths of [/host]" in " ".join(text(plan_table(odd)).split())
+    assert "[bold]mine[/it]: memories" in text(topology_table(odd.topology))
 
 
 def test_a_record_is_plain_and_has_every_candidate() -> None:

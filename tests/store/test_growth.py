@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +12,23 @@ import numpy as np
 import pytest
 
 import conduit
+from conduit.backends.emulated import EmulatedBackend
 from conduit.backends.reference import ReferenceBackend
 from conduit.clock import VirtualClock
-from conduit.errors import CapacityError, OperatorError, SchemaError, SettingError, UnitError
+from conduit.datasets import push_arrays, to_arrays
+from conduit.errors import (
+    CancelledError,
+    CapacityError,
+    FreshnessError,
+    OperatorError,
+    SchemaError,
+    SettingError,
+    UnitError,
+    WaitTimeout,
+)
+from conduit.topology.bandwidth import Leg, Source
+from conduit.topology.cluster import Memory, Topology
+from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 from tests.store import rows as made_of
 from tests.store.rows import each_backend, host, in_order, played, together
 
@@ -186,6 +201,27 @@ def test_n_step_returns_sequences_and_stacks_reach_over_a_growth():
                 frames = [np.zeros(0)] * max(0, 2 - key) + rows[max(0, key - 2) : key + 1]
                 assert batch.data["frames"][place].tobytes() == filled(frames, 5).tobytes()
                 assert batch.info.extents["frames"][place].tolist() == [len(frame) for frame in frames]
+
+
+@pytest.mark.parametrize("gamma", [0.5, 0.0])
+def test_of_rewards_that_grow_a_sum_is_as_wide_as_the_widest_that_counts(gamma):
+    widths = [1, 1, 2, 2, 3, 3]
+    fields = {"reward": conduit.Field(("goals",), np.float32, grow="pad")}
+    item = conduit.NStep(3, gamma=gamma, from_last=())
+    with store(fields=fields, item=item, derive={"next_obs": conduit.Next("obs")}) as made:
+        actor = made.actor()
+        for time, width in enumerate(widths):
+            ends = {"truncated": np.array([time == 5]), "terminated": np.array([False])}
+            final = {"obs": obs(np.array([9]), 2)} if time == 5 else None
+            actor.push(step(time, 2, reward=np.full((1, width), 8.0, np.float32), **ends), final=final)
+        for batch in several(made, 6):
+            counted = 3 if gamma else 1
+            for place, key in enumerate(batch.info.keys):
+                rewards = [np.full(width, 8.0, np.float32) for width in widths[key : key + counted]]
+                weights = np.array([gamma**i for i in range(len(rewards))], np.float32)
+                assert batch.data["reward"][place].tolist() == (weights @ filled(rewards, 3)).tolist()
+                assert batch.info.extents["reward"][place] == len(rewards[-1])
+            assert batch.info.padding_mask("reward").shape == (6, 3)
 
 
 def test_priorities_and_what_is_drawn_are_those_of_a_store_whose_rows_were_wide_from_the_start():
@@ -554,6 +590,34 @@ def test_where_the_room_is_gone_when_there_are_enough_the_last_push_is_not_taken
         assert read.keys.tolist() == list(range(6, 10))
 
 
+@pytest.mark.parametrize(("fields", "stays"), [(PAD, False), (REPLACE, True)], ids=["pad", "replace"])
+def test_rows_that_take_the_place_of_others_go_where_there_is_room_once_these_are_gone(fields, stays):
+    near, pinned = Endpoint(Tier.DEVICE, 0), Endpoint(Tier.PINNED)
+    here = (PAGEABLE, pinned, near)
+    quick = {near: 1e9, PAGEABLE: 1e9, pinned: 1e7}
+    topology = Topology(
+        "one device",
+        {at: Memory(*([16_000 if at == near else 1 << 20] * 2), Source.ASSUMED) for at in here},
+        {(one, to): Leg(min(quick[one], quick[to]), 0.0) for one in here for to in here},
+    )
+
+    def scene(clock: VirtualClock) -> None:
+        backend = EmulatedBackend(topology, "reference", clock)
+        asked: dict[str, Any] = {"placement": ["single_gpu", "cpu_pinned"], "topology": topology, "clock": clock}
+        with store(backend=backend, capacity=64, fields=fields, **asked) as made:
+            actor = made.actor()
+            for number in range(6):
+                actor.push(step(number, 30))
+            assert made.info()["bytes_by_endpoint"] == {"device:0": 64 * 124}
+            for number in range(6, 12):
+                actor.push(step(number, 40))
+            assert made.info()["bytes_by_endpoint"] == {"device:0" if stays else "pinned": 64 * 164}
+            assert backend.free_bytes(near) == 16_000 - stays * 64 * 164
+            assert made.read().keys.tolist() == list(range(6 if stays else 0, 12))
+
+    played(0, scene)
+
+
 def test_an_actor_that_leaves_while_its_rows_are_held_back_is_followed_by_nobody():
     with store(capacity=32, batch_size=4, fields=REPLACE, derive={"next_obs": conduit.Next("obs")}) as made:
         actor = made.actor()
@@ -575,6 +639,149 @@ def test_a_queue_loses_no_row_so_nothing_may_replace_its_rows():
         with pytest.raises(SettingError, match=r"grow='replace'.*expected grow='pad'"):
             store(fields=REPLACE, **settings)
         store(fields=PAD, **settings).close()
+
+
+# Mixed, taken out, explained
+
+
+@pytest.mark.parametrize("to", ["numpy", "torch", "jax"])
+def test_a_mixture_fills_up_rows_of_a_store_in_which_they_are_shorter(to):
+    pytest.importorskip(to)
+    # The first has grown and the second not, the third can't, and is wider than both at first.
+    with store(fields=PAD) as grown, store(fields=PAD) as not_yet, store() as fixed:
+        stores = {"grown": grown, "not_yet": not_yet, "fixed": fixed}
+        actors = {name: each.actor(lanes=4) for name, each in stores.items()}
+        came = {"grown": [2, 3], "not_yet": [2, 2], "fixed": [4, 4]}
+        for name, widths in came.items():
+            for number, width in enumerate(widths):
+                actors[name].push(step(4 * number, width, 4))
+        mixture = conduit.Mixture(stores, dict.fromkeys(stores, 1 / 3), 12, to=to)
+
+        def check(batch: Any) -> None:
+            number, source = host(batch.data["id"]), batch.info.source
+            widths = [came[mixture.stores[s]][n // 4] for s, n in zip(source, number, strict=True)]
+            rows = [obs(number[i : i + 1], width)[0] for i, width in enumerate(widths)]
+            widest = max(max(each) for each in came.values())
+            assert host(batch.data["obs"]).tobytes() == filled(rows, widest).tobytes()
+            assert batch.info.extents["obs"].tolist() == widths
+            mask = batch.info.padding_mask("obs")
+            assert type(mask) is type(batch.data["obs"])
+            assert np.array_equal(host(mask), filled([row * 0 + 1 for row in rows], widest) == 1)
+            assert batch.info.padding_mask("obs") is mask
+            assert batch.info.padding_mask("id") is None
+            again = pickle.loads(pickle.dumps(batch.info))
+            assert again.extents["obs"].tolist() == widths
+            assert np.array_equal(host(again.padding_mask("obs")), host(mask))
+
+        for _ in range(4):
+            check(mixture.pull())
+        actors["grown"].push(step(8, 6, 4))
+        came["grown"].append(6)
+        for _ in range(4):
+            check(mixture.pull())
+
+
+def test_a_mixture_goes_on_with_a_batch_of_which_a_part_was_drawn_before_rows_grew():
+    with store(fields=PAD) as one, store(fields=PAD, timeout_s=0.01) as other:
+        one.actor(lanes=4).push(step(0, 2, 4))
+        mixture = conduit.Mixture({"one": one, "other": other}, {"one": 0.5, "other": 0.5}, 4)
+        with pytest.raises(WaitTimeout):
+            mixture.pull(timeout_s=0.01)
+        other.actor(lanes=4).push(step(0, 5, 4))
+        batch = mixture.pull()
+        assert batch.data["obs"].shape == (4, 5)
+        assert batch.info.extents["obs"].tolist() == [2, 2, 5, 5]
+
+
+def test_what_a_mixture_can_not_fill_up_it_refuses_by_name():
+    widths = {"plain": 2, "other": 3}
+    with store() as plain, store() as other:
+        for name, made in (("plain", plain), ("other", other)):
+            made.actor(lanes=4).push(step(0, widths[name], 4))
+        shares = {"plain": 0.5, "other": 0.5}
+        with pytest.raises(SchemaError, match=r"'plain' and 'other' can't be mixed: leaf 'obs' is .*\[2\] in one"):
+            conduit.Mixture({"plain": plain, "other": other}, shares, 4).pull()
+    one, two = ({"obs": conduit.Field(shape, np.float32, grow="pad")} for shape in (("h", 2), (2, "w")))
+    with store(fields=one) as plain, store(fields=two) as other:
+        for made in (plain, other):
+            made.actor().push({"obs": np.zeros((1, 2, 2), np.float32)})
+        with pytest.raises(SchemaError, match="'obs' grows along different axes"):
+            conduit.Mixture({"plain": plain, "other": other}, shares, 2).pull()
+    # Entries of other lengths are told as such.
+    sequences = [
+        store(fields=PAD, item=conduit.Sequence(length), derive={"next_obs": conduit.Next("obs")}) for length in (2, 3)
+    ]
+    for made in sequences:
+        for number in range(6):
+            made.actor().push_trajectory({k: np.repeat(v, 6, 0) for k, v in step(number, 2).items()})
+    with sequences[0] as plain, sequences[1] as other, pytest.raises(SchemaError, match=r"can't be mixed: leaf"):
+        conduit.Mixture({"plain": plain, "other": other}, shares, 2).pull()
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_rows_are_taken_out_whole_though_they_grow_between_two_chunks(linked, monkeypatch):
+    rows = [obs(np.array([n]), 2 + n // 10)[0] for n in range(40)]
+    finals = {n: obs(np.array([100 + n]), len(rows[n]))[0] for n in range(40) if n % 5 == 4}
+    settings: dict[str, Any] = {"derive": {"next_obs": conduit.Next("obs")}} if linked else {}
+    with store(capacity=64, fields=PAD, **settings) as made:
+        actor = made.actor()
+
+        def push(stop: int) -> None:
+            for number in range(len(made), stop):
+                final = {"obs": finals[number][None]} if number in finals else None
+                actor.push(step(number, len(rows[number]), truncated=np.array([number in finals])), final=final)
+
+        push(25)
+        read = made.read
+
+        def read_then_grow(first: int = 0, most: int | None = None) -> Any:
+            part = read(first, 10)
+            push(min(len(made) + 8, 40))
+            return part
+
+        monkeypatch.setattr(made, "read", read_then_grow)
+        monkeypatch.setattr("conduit.datasets._CHUNK_BYTES", 10 * 13)
+        arrays = to_arrays(made)
+        widest = len(rows[30])
+        assert arrays.keys.tolist() == list(range(25))
+        assert arrays.data["obs"].tobytes() == filled(rows[:25], widest).tobytes()
+        assert arrays.extents["obs"].tolist() == [len(row) for row in rows[:25]]
+        if linked:
+            assert arrays.final is not None
+            assert arrays.final_rows.tolist() == [n for n in finals if n < 25]
+            last = filled([finals[n] for n in arrays.final_rows.tolist()], widest)
+            assert arrays.final["obs"].tobytes() == last.tobytes()
+        # They go into another store as they came out.
+        with store(capacity=64, fields=PAD, **settings) as other:
+            assert push_arrays(other.actor(), arrays) == 25
+            assert other.read().data["obs"].tobytes() == arrays.data["obs"].tobytes()
+
+
+def test_of_rows_that_are_replaced_between_two_chunks_those_that_were_read_stay(monkeypatch):
+    with store(capacity=64, batch_size=4, fields=REPLACE) as made:
+        actor = made.actor()
+        for number in range(20):
+            actor.push(step(number, 2))
+        read = made.read
+
+        def read_then_replace(first: int = 0, most: int | None = None) -> Any:
+            part = read(first, 10)
+            for number in range(20, 24):
+                actor.push(step(number, 5))
+            return part
+
+        monkeypatch.setattr(made, "read", read_then_replace)
+        monkeypatch.setattr("conduit.datasets._CHUNK_BYTES", 10 * 12)
+        arrays = to_arrays(made)
+        assert arrays.keys.tolist() == list(range(10))
+        assert arrays.data["obs"].tobytes() == obs(np.arange(10), 2).tobytes()
+
+
+def test_what_a_field_says_of_growing_rows_is_so():
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(verbose=False)
+    (example,) = finder.find(conduit.Field, "conduit.Field", globs={})
+    assert runner.run(example).attempted > 8
+    assert runner.failures == 0
 
 
 # Groups, hooks, threads
@@ -853,14 +1060,95 @@ def test_on_policy_an_iteration_is_of_one_form():
                 actor.push(step(2, 4, 2))
         actor.push(step(2, 3, 2))
         assert learner.pull().data["obs"].shape == (4, 3)
-        with pytest.raises(UnitError, match="advance"):
-            actor.push(step(4, 4, 2), version=1)
+        with pytest.raises(WaitTimeout, match="rows of version 1 wait for iteration 0 to end"):
+            actor.push(step(4, 4, 2), version=1, timeout_s=0.01)
+        with pytest.raises(FreshnessError, match="version 5"):
+            actor.push(step(4, 4, 2), version=5)
+        # Nothing of these was taken, the wider form included.
+        assert made.info()["schema"].startswith("id: int32[], obs: float32[3]")
         made.advance()
         actor.push(step(4, 4, 2))
         with pytest.raises(SchemaError, match="is 4 by now"):
             actor.push(step(6, 3, 2))
         actor.push(step(6, 4, 2))
         assert learner.pull().data["obs"].shape == (4, 4)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("hooks", [False, True])
+def test_on_policy_wider_rows_wait_for_their_iteration_and_are_its_first(seed, hooks):
+    @conduit.register_ingestion()
+    def doubled(source, sink):
+        data = source.read()
+        sink.write({**data, "twice": data["id"] * 2})
+
+    def scene(clock: VirtualClock) -> None:
+        schedule = conduit.Schedule(overlap_ing=True, g_ing=0.5) if seed % 2 else None
+        asked: dict[str, Any] = {"fields": PAD, "schedule": schedule, "ingestion": [doubled] if hooks else []}
+        with store(rollout_unit=8, clock=clock, **asked) as made:
+            actors, learner = [made.actor(lanes=2) for _ in range(4)], made.learner()
+            for place, actor in enumerate(actors):
+                actor.push(step(2 * place, 3, 2))
+            # Of those that wait, three are as wide as before, and one is wider.
+            waiting = [
+                lambda place=place, actor=actor: actor.push(step(8 + 2 * place, 3 + (place == 2), 2), version=1)
+                for place, actor in enumerate(actors)
+            ]
+
+            def advanced() -> int:
+                clock.sleep(1.0)
+                assert "rows of version 1 wait for iteration 0 to end" in made.why_blocked()
+                assert {batch.data["obs"].shape for batch in learner} == {(4, 3)}
+                return made.advance()
+
+            results = together(clock, *waiting, advanced)
+            assert [result for result, _ in results] == [2, 2, 2, 2, 1]
+            assert {at_s for _, at_s in results} == {1.0}
+            first: dict[int, int] = {}
+            for batch in learner:
+                number = host(batch.data["id"])
+                rows = [obs(number[i : i + 1], 4 if n in (12, 13) else 3)[0] for i, n in enumerate(number)]
+                assert host(batch.data["obs"]).tobytes() == filled(rows, 4).tobytes()
+                assert batch.info.extents["obs"].tolist() == [len(row) for row in rows]
+                first |= dict(zip(batch.info.keys.tolist(), number.tolist(), strict=True))
+            assert sorted(first.values()) == list(range(8, 16))
+            assert first[8] == 12
+
+    played(seed, scene)
+
+
+def test_on_policy_who_gives_up_while_wider_rows_wait_holds_nobody_back():
+    def scene(clock: VirtualClock) -> None:
+        with store(rollout_unit=4, fields=PAD, clock=clock) as made:
+            wide, narrow = made.actor(lanes=2), made.actor(lanes=2)
+            for number in (0, 2):
+                narrow.push(step(number, 3, 2))
+
+            def cancelled() -> int:
+                clock.sleep(0.5)
+                return wide.cancel()
+
+            def advanced() -> int:
+                clock.sleep(1.0)
+                return made.advance()
+
+            results = together(
+                clock,
+                lambda: wide.push(step(4, 5, 2), version=1),
+                lambda: narrow.push(step(4, 3, 2), version=1),
+                cancelled,
+                advanced,
+            )
+            assert [result if isinstance(result, int) else type(result) for result, _ in results] == [
+                CancelledError,
+                2,
+                1,
+                1,
+            ]
+            narrow.push(step(6, 3, 2))
+            assert made.learner().pull().data["obs"].shape == (4, 3)
+
+    played(0, scene)
 
 
 # What outlives the store
@@ -938,6 +1226,66 @@ def test_finals_and_open_trajectories_are_taken_up_in_the_wider_form(tmp_path: P
             assert (got[number == 9] != 0).all()
             drawn |= set(number.tolist())
         assert drawn == set(range(10))
+
+
+def test_a_leaf_that_was_fixed_may_grow_from_a_restore_on(tmp_path: Path):
+    rows = [*obs(np.arange(12), 3), *obs(np.arange(12, 16), 5)]
+    with store(capacity=32, derive={"next_obs": conduit.Next("obs")}) as made:
+        pushed(made, range(12), 3, made.actor())
+        made.save(tmp_path / "saved")
+    with conduit.Store.restore(tmp_path / "saved", fields=PAD, lanes="continue") as again:
+        assert again.sample(4).info.padding_mask("obs").all()
+        pushed(again, range(12, 16), 5, again.actor())
+        assert assert_batches(again, rows, 5) == set(range(15))
+        nexts = [*rows[1:], rows[-1]]
+        assert_batches(again, nexts, 5, "next_obs")
+        again.save(tmp_path / "saved")
+    with conduit.Store.restore(tmp_path / "saved") as last:
+        assert_batches(last, rows, 5)
+        with pytest.raises(SchemaError, match="is 5 by now"):
+            last.actor().push(step(16, 4))
+
+
+def test_how_a_leaf_grows_may_be_another_from_a_restore_on(tmp_path: Path):
+    with store(capacity=32, batch_size=4, fields=PAD) as made:
+        pushed(made, range(4), 3, actor := made.actor())
+        pushed(made, range(4, 8), 4, actor)
+        made.save(tmp_path / "saved")
+    with conduit.Store.restore(tmp_path / "saved", fields=REPLACE) as again:
+        pushed(again, range(8, 12), 6, again.actor())
+        assert again.read().extents["obs"].tolist() == [6] * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "told"),
+    [
+        ({"obs": conduit.Field((4, "h"), np.float32, grow="pad")}, SettingError, "'obs' could grow along axis 0"),
+        ({"obs": conduit.Field((4, 2), np.float32)}, SettingError, r"'obs' could grow .*got float32\[4, 2\]"),
+        ({}, SettingError, r"'obs' could grow along axis 0 .*float32\['h', 2\].* got nothing of it"),
+        (
+            {"obs": conduit.Field(("h", 3), np.float32, grow="pad")},
+            SchemaError,
+            r"'obs' is float32\[4, 2\]; .*\['h', 3\]",
+        ),
+        ({"obs": conduit.Field(("h", 2), np.float64, grow="pad")}, SchemaError, r"'obs' is float32.* float64"),
+        (
+            {"obs": conduit.Field(("h", 2), np.float32, grow="pad"), "goal": conduit.Field((2,), np.int8)},
+            SchemaError,
+            "no leaf 'goal'",
+        ),
+        ({"obs": conduit.Field(("h", "w"), np.float32, grow="pad")}, SettingError, "names 2 axes"),
+    ],
+)
+def test_what_contradicts_the_rows_of_a_checkpoint_is_refused_by_its_leaf(fields, error, told, tmp_path: Path):
+    with store(fields={"obs": conduit.Field(("h", 2), np.float32, grow="pad")}, capacity=8) as made:
+        actor = made.actor(lanes=4)
+        for width in (3, 4):
+            actor.push({"obs": np.ones((4, width, 2), np.float32)})
+        made.save(tmp_path / "saved")
+    with pytest.raises(error, match=told):
+        conduit.Store.restore(tmp_path / "saved", fields=fields)
+    with conduit.Store.restore(tmp_path / "saved") as again:
+        assert sorted(again.read().extents["obs"].tolist()) == [3] * 4 + [4] * 4
 
 
 def test_rows_that_are_held_back_are_in_the_checkpoint(tmp_path: Path):

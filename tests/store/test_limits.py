@@ -35,6 +35,15 @@ def test_a_budget_too_small_is_refused_with_the_figures(backend):
         assert s.info()["bytes_by_endpoint"] == {"pageable": 292 * 14}
 
 
+@pytest.mark.parametrize("topology", [None, "a100x8"])
+@pytest.mark.parametrize("tier", ["pageable", "device"])
+def test_a_budget_larger_than_the_memory_is_refused_before_any_row(tier, topology):
+    with pytest.raises(
+        CapacityError, match=rf"budgets\['{tier}'\] is 1000 TiB, more than the .* that {tier}.* has in all"
+    ):
+        store(budgets={tier: "1000TiB"}, topology=topology)
+
+
 def test_a_budget_of_a_device_is_each_devices():
     settings = {"capacity": 96, "placement": ["device:0", "device:1"]}
     with store(**settings, budgets={"device": 48 * 14}) as s:

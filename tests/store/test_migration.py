@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -664,3 +665,27 @@ def test_threads_that_push_and_pull_meet_no_torn_or_wrong_row_while_rows_move(ba
         assert failed == []
         rows = s.read()
         assert rows.data["id"].tolist() == rows.keys.tolist()
+
+
+@pytest.mark.parametrize(("before", "after"), [("device:0", "device:6"), ("pageable", "device:5")])
+def test_jax_compiles_nothing_while_everybody_waits(before: str, after: str, caplog: pytest.LogCaptureFixture):
+    """Rows that fill whole chunks, each of neighbours; what is left for the pause is less than one."""
+    jax = pytest.importorskip("jax")
+    lanes, capacity = 32, 2048
+    with store(backend="jax", capacity=capacity, placement=before) as s, jax.log_compiles():
+        actor, seen = s.actor(lanes=lanes), dict[str, int]()
+        rows = {"wide": np.zeros((lanes, 253), np.float32)}
+
+        def began(phase: str) -> None:
+            if phase == "gate":
+                actor.push(rows)
+            seen[phase] = len(caplog.records)
+
+        for _ in range(capacity // lanes):
+            actor.push(rows)
+        s._wiring.migrator.began = began
+        with caplog.at_level(logging.WARNING):
+            assert s.migrate(after).delta_bytes == 1012 * lanes
+    compiled = [each.getMessage() for each in caplog.records[seen["gate"] : seen["release"]]]
+    assert not [each for each in compiled if "Compiling" in each]
+    assert [each for each in caplog.records[: seen["gate"]] if "Compiling" in each.getMessage()]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conduit.errors import TopologyError
@@ -132,6 +133,34 @@ def test_a_newer_version_is_said_to_be_one(tmp_path: Path):
     assert refused(tmp_path, newer) == ": version 2 is of a newer Conduit; this one reads up to 1"
 
 
+@pytest.mark.parametrize("version", [0, -1])
+def test_a_version_that_never_was_is_refused(version: int, tmp_path: Path):
+    said = refused(tmp_path, lambda value: value.update(version=version))
+    assert said == f": version {version} is none that there was"
+
+
+def test_figures_that_numpy_made_are_saved_as_numbers(tmp_path: Path):
+    half: Any = np.float32(0.5)
+    ten: Any = np.int64(10)
+    memory, leg = Memory(ten, ten, Source.MEASURED), Leg(half, half, noise=half)
+    made = Topology(
+        "NumPy's",
+        {PAGEABLE: memory},
+        {(PAGEABLE, PAGEABLE): leg},
+        {"bus": Link(half)},
+        {(PAGEABLE, PAGEABLE): ("bus",)},
+    )
+    save(made, tmp_path / "it.json")
+    assert load(tmp_path / "it.json") == made
+
+
+@pytest.mark.parametrize(("name", "path"), [("\ud800", "it.json"), ("fine", "a\0b")], ids=["a name", "a path"])
+def test_what_can_not_be_written_down_is_refused_and_leaves_nothing(name: str, path: str, tmp_path: Path):
+    with pytest.raises(TopologyError, match="can't write the topology: "):
+        save(MEASURED.changed(name=name), tmp_path / path)
+    assert not os.listdir(tmp_path)
+
+
 VALUE = encoded(MEASURED)
 KEYS = [
     *((key,) for key in VALUE if key != "format"),
@@ -162,7 +191,8 @@ def test_a_value_of_the_wrong_kind_is_named(path: tuple[str, ...], wrong: object
     ("part", "key", "wrong", "said"),
     [
         ("legs", "bytes_per_s", 0, "legs[0]: bytes_per_s=0: expected a finite number above 0"),
-        ("legs", "bytes_per_s", 10**400, "legs[0]: "),
+        ("legs", "bytes_per_s", 10**400, "legs[0]: bytes_per_s=1000"),
+        ("memories", "capacity_bytes", 10**400, "memories[0]: free_bytes=7, capacity_bytes=1000"),
         ("legs", "latency_s", -1, "legs[0]: latency_s=-1"),
         ("legs", "noise", float("nan"), "legs[0]: noise=nan"),
         ("legs", "source", "guessed", "legs[0]: source='guessed': expected one of spec, measured, assumed"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ class _Meter:
         self._size_bytes = 0
         self._transfers = 0
         self._busy_s = 0.0
-        self._spans: list[Span] = []  # apart and ascending, since the edge was last idle
+        self._spans: list[Span] = []  # apart and ascending, those that what is under way may still add to
         self._flows: list[tuple[Flow, float, tuple[Flow, ...]]] = []  # when each was asked for, and behind what
         self._most = 32
 
@@ -120,10 +121,11 @@ class _Meter:
             if flow.end_s is not None
         ]
         self._flows = [each for each in self._flows if each[0].end_s is None]
-        self._spans = _united([*self._spans, *ended])
-        if not self._flows:
-            self._busy_s += sum(end - begin for begin, end in self._spans)
-            self._spans = []
+        spans = _united([*self._spans, *ended])
+        # What is under way began when it was asked for at the earliest, and what is to come begins later still.
+        begin_s = min((asked_s for _, asked_s, _ in self._flows), default=math.inf)
+        self._busy_s += sum(end - begin for begin, end in spans if end <= begin_s)
+        self._spans = [span for span in spans if span[1] > begin_s]
 
 
 def _united(spans: Iterable[Span]) -> list[Span]:

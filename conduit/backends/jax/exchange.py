@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from conduit.backends import exchange
 from conduit.backends.carving import NARROW_BYTES
 from conduit.backends.jax import kernels
-from conduit.backends.jax.dtypes import refusal
+from conduit.backends.jax.dtypes import refusal, stored_dtype
 from conduit.core.backend import Target
 from conduit.errors import HandOverError, SchemaError
 
@@ -91,6 +91,11 @@ def concatenate(parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array
     """In one call, which is compiled once for each combination of the parts' lengths."""
     joined = _concatenated([[part[path] for part in parts] for path in parts[0]])
     return dict(zip(parts[0], joined, strict=True))
+
+
+def widen(leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """In one call, which is compiled once for each pair of shapes."""
+    return kernels.widen((leaf,), (shape,), (stored_dtype(leaf.dtype),))[0]
 
 
 @jax.jit

@@ -81,6 +81,13 @@ def concatenate(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.
     return {path: torch.cat([part[path] for part in parts]) for path in parts[0]}
 
 
+def widen(leaf: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """On a CUDA device in the current stream."""
+    wide = leaf.new_zeros(shape)
+    wide[tuple(map(slice, leaf.shape))] = leaf
+    return wide
+
+
 def _tensor(path: str, array: Any) -> torch.Tensor:
     # NumPy first: to ask whether it is a tensor takes longer than all the rest.
     if isinstance(array, np.ndarray):
