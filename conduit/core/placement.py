@@ -14,8 +14,9 @@ from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
 Bytes = int | float | str
 
-KINDS = ("cpu_pageable", "cpu_pinned", "single_gpu", "shared_gpu", "mixed")
-"""Of placement (paper §5.1): host memory, one device, several, and devices with what doesn't fit there on the host."""
+KINDS = ("cpu_pageable", "cpu_pinned", "single_gpu", "shared_gpu", "mixed", "disk")
+"""Of placement (paper §5.1): host memory, one device, several, devices with what doesn't fit there on the host, and the disk, which is
+never chosen but where it was asked for."""
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{p}iB": 1024 ** (i + 1) for i, p in enumerate("KMGT")} | {
@@ -113,7 +114,7 @@ def asked_kinds(asked: Asked) -> tuple[str, ...] | None:
     """Of which kinds a store's placement is to be chosen, in the order of KINDS, all for "auto"; None where `asked` names endpoints.
     SettingError for kinds and endpoints together."""
     several = asked if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
-    named = any(isinstance(each, str) and each in ("auto", *KINDS) for each in several)
+    named = any(isinstance(each, str) and each in ("auto", *KINDS[:-1]) for each in several)
     return kinds_of("placement", asked) if named else None
 
 

@@ -76,7 +76,8 @@ class Placer:
         self._plans: dict[tuple[Placement, Placement], TransferPlan] = {}
 
     def join(self, landing: Endpoint, on_demand: bool = False) -> None:
-        """A learner takes its batches there; or somebody does now and then, which counts where no learner does. TopologyError where that is to be planned for and the topology that was given doesn't have it."""
+        """A learner takes its batches there; or somebody does now and then, which counts where no learner does.
+        TopologyError where that is to be planned for and the topology that was given doesn't have it."""
         if self._given is not None and self._fixed is None:
             try:
                 self._given.memory(landing)

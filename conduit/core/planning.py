@@ -161,7 +161,9 @@ def plan_for(
 ) -> Plan:
     """The same, of values: `plan` after its arguments were read."""
     looked_at = candidates(topology, workload, room_bytes(topology, workload, budgets or {}, reserve), kinds, current)
-    return Plan(topology, workload, looked_at, choose(looked_at, current))
+    # Who asks for nothing in particular wants no disk filled; and sees what it would cost.
+    allowed = [each for each in looked_at if each.kind != "disk" or kinds != KINDS or each.placement == current]
+    return Plan(topology, workload, looked_at, choose(allowed, current))
 
 
 def candidates(
@@ -174,11 +176,10 @@ def candidates(
     """All of `kinds`, in a plan's order: host memories, every device, every subset of devices, each with even shares (as far as they fit)
     and with the fastest ones; "mixed" where none of the other device kinds asked for fits. `current` is among them, whatever its shares.
 
-    What an actor doesn't reach, or doesn't reach a learner, is in none; neither is the disk, which is slower than all."""
+    What an actor doesn't reach, or doesn't reach a learner, is in none."""
     survey = Survey(topology, workload, room)
     found: list[Candidate] = []
-    reached = {at for at in survey.endpoints if at.tier in _TIERS}
-    if current is not None and _kind(current.endpoints) in kinds and set(current.endpoints) <= reached:
+    if current is not None and _kind(current.endpoints) in kinds and set(current.endpoints) <= {*survey.endpoints}:
         rows = list(current.rows(workload.capacity).values())
         now = survey.timed([rows], [current.endpoints])
         found = [_candidate(each, current, workload, room) for each in now]
@@ -189,7 +190,11 @@ def candidates(
         found.extend(more)
         return any(each.feasible for each in more)
 
-    pageable, pinned, devices = ([at for at in survey.endpoints if at.tier is tier] for tier in _TIERS)
+    pageable, pinned, devices, disks = (
+        [at for at in survey.endpoints if at.tier is tier] for tier in (*_TIERS, Tier.DISK)
+    )
+    if "disk" in kinds:
+        add((at,) for at in disks)
     for kind, hosts in (("cpu_pageable", pageable), ("cpu_pinned", pinned)):
         if kind in kinds:
             add([*((at,) for at in hosts), *([hosts] if len(hosts) > 1 else [])])
@@ -264,6 +269,8 @@ def _subsets(devices: Sequence[Endpoint]) -> Iterator[tuple[Endpoint, ...]]:
 
 def _kind(endpoints: Sequence[Endpoint]) -> str:
     hosts = [at for at in endpoints if at.is_host]
+    if any(at.tier is Tier.DISK for at in hosts):
+        return "disk"
     if not hosts:
         return "single_gpu" if len(endpoints) == 1 else "shared_gpu"
     if len(hosts) < len(endpoints):
@@ -284,11 +291,18 @@ def _size_of(row_bytes: Bytes) -> int:
 
 
 def _nothing_fits(plan: Plan) -> str:
-    lines = [f"{_asked(plan)} fit nowhere"]
+    disk = next((each for each in plan.candidates if each.feasible), None)
+    lines = [
+        f"{_asked(plan)} fit "
+        + ("nowhere" if disk is None else "on the disk alone, which has to be asked for: placement='disk'")
+    ]
     for kind in KINDS:
         alike = [each for each in plan.candidates if each.kind == kind]
         # Those that lack least come first. Of hundreds of subsets nobody reads more than the best.
-        lines += [f"{_short(each)} needs {_sizes(each.need_bytes)}: {_lacks(each)}" for each in alike[:_MOST_LINES]]
+        lines += [
+            f"{_short(each)} needs {_sizes(each.need_bytes)}: {'fits' if each.feasible else _lacks(each)}"
+            for each in alike[:_MOST_LINES]
+        ]
         if len(alike) > _MOST_LINES:
             lines.append(f"… and {len(alike) - _MOST_LINES} more of {kind}, which lack as much or more")
     return "\n  ".join([*lines, *_out_of_reach(plan), _what_would_fit(plan)])
@@ -337,7 +351,8 @@ def _what_would_fit(plan: Plan) -> str:
         if plan.unreachable:
             return f"no candidate is within reach of all: measure what is missing (conduit topology --measure); there are {there}"
         return f"{plan.topology.name} has nothing of the kinds of candidates that were asked for; it has {there}"
-    most = max(_most_rows(each, plan.workload) for each in plan.candidates)
+    in_memory = [each for each in plan.candidates if each.kind != "disk"] or plan.candidates
+    most = max(_most_rows(each, plan.workload) for each in in_memory)
     return f"room for about {most:,} such rows at most: a smaller capacity, larger budgets or other kinds of candidates would do"
 
 

@@ -20,6 +20,8 @@ Floats = NDArray[np.float64]
 _Line = tuple[float, float, float]
 """Of an edge: latency_s, seconds beyond it if all rows lay at one of its ends, noise."""
 
+_CRUMB = 4096
+"""A part of the rows this small is no use anywhere."""
 SAME = 1e-9
 """Times that differ by less, relatively, are equal: they differ in how they were summed."""
 
@@ -180,7 +182,12 @@ class Survey:
         )
         rows = [capped_rows(each.tolist(), capacity, most[at]) for each, at in zip(shares, free, strict=True)]
         fast = dict(zip(free, self.timed(rows, [used[at] for at in free]), strict=True))
-        faster = {at: each for at, each in fast.items() if each.transfer_s < even[at].transfer_s * (1 - SAME)}
+        faster = {
+            at: each
+            for at, each in fast.items()
+            # With hardly a row somewhere, it is another set's, better without it.
+            if each.transfer_s < even[at].transfer_s * (1 - SAME) and min(each.rows.values()) * _CRUMB > capacity
+        }
         return [one for at, each in enumerate(even) for one in (each, faster.get(at)) if one is not None]
 
     def timed(self, rows: Sequence[Sequence[int]], sets: Sequence[Sequence[Endpoint]]) -> list[Timed]:

@@ -27,8 +27,10 @@ except ImportError as error:
     raise MissingExtraError("figures need matplotlib; install it with: pip install 'conduit-rl[cli]'") from error
 
 # Okabe and Ito's colours, which colour-blind people tell apart; markers say the same once more.
-COLOURS: dict[str, str] = dict(zip(KINDS, ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73"), strict=True))
-MARKERS: dict[str, str] = dict(zip(KINDS, "sD^ov", strict=True))
+COLOURS: dict[str, str] = dict(
+    zip(KINDS, ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#666666"), strict=True)
+)
+MARKERS: dict[str, str] = dict(zip(KINDS, "sD^ovP", strict=True))
 OTHER = "#666666"
 INK = "#333333"
 FEW = 16

@@ -15,9 +15,11 @@ from conduit.errors import CapacityError, SettingError, TopologyError
 from conduit.topology.bandwidth import Leg
 from conduit.topology.cluster import Topology
 from conduit.topology.endpoint import DISK, PAGEABLE, PINNED, Endpoint, Tier
+from conduit.topology.presets import preset
 from tests.core.placement_oracle import GB, Case, D, Oracle, machine, random_case
 
 FOUR, EIGHT = machine(4), machine(8)
+IN_MEMORY = [kind for kind in KINDS if kind != "disk"]
 CASES = range(200)
 
 
@@ -58,7 +60,7 @@ def test_the_choice_is_no_worse_than_an_exhaustive_search_on_200_random_machines
         assert made.choice.transfer_s <= best * ALIKE, seed
         assert len(rows) <= len(fastest.rows), seed
         gains.append(best / fastest.transfer_s)
-    assert set(kinds) == {None, *KINDS}, kinds  # else the machines were too much alike
+    assert set(kinds) == {None, *IN_MEMORY}, kinds  # else the machines were too much alike
     assert (
         np.median([gain for gain in gains if np.isfinite(gain)]) < 1.1
     )  # and the search's grid is fine enough to be a test
@@ -85,7 +87,7 @@ def test_all_subsets_of_eight_devices_are_candidates():
     made = ask(EIGHT)
     used = {each.placement.endpoints for each in made.candidates}
     assert len([some for some in used if not some[0].is_host]) == 2**8 - 1
-    assert {each.kind for each in made.candidates} == set(KINDS) - {"mixed"}
+    assert {each.kind for each in made.candidates} == set(IN_MEMORY) - {"mixed"}
 
 
 def test_many_devices_are_joined_one_by_one_the_fast_ones_first():
@@ -133,7 +135,7 @@ def test_devices_and_host_are_mixed_only_where_devices_alone_do_not_fit():
     assert {each.kind for each in asked.candidates} == {"mixed"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", IN_MEMORY)
 def test_kinds_restrict_the_choice(kind):
     made = ask(candidates=[kind])
     assert {each.kind for each in made.candidates} == {kind}
@@ -295,7 +297,30 @@ def test_a_preset_is_planned_by_name():
     made = ask("a100x8", learners=8, row_bytes="200KB")
     assert made.topology.name == "a100x8"
     assert made.choice is not None
-    assert DISK not in {at for each in made.candidates for at in each.rows}
+    assert made.choice.kind == "shared_gpu"
+
+
+def test_the_disk_is_told_what_it_costs_and_chosen_only_where_it_was_asked_for():
+    laptop = preset("laptop")
+    fits, too_large = (ask(laptop, learners=1, capacity=rows, row_bytes="192KiB") for rows in (1000, 1_000_000))
+    for made in (fits, too_large):
+        disk = made.for_kind("disk")
+        assert disk is not None
+        assert disk.feasible
+        read, write = laptop.leg(DISK, PAGEABLE), laptop.leg(PAGEABLE, DISK)
+        size = made.workload.batch_size * made.workload.row_bytes
+        assert disk.delivery_s == pytest.approx(read.seconds(size))
+        assert disk.ingestion_s == pytest.approx(write.seconds(size / made.workload.replay_ratio))
+    assert fits.choice == fits.for_kind("cpu_pageable")
+    assert too_large.choice is None
+    with pytest.raises(
+        CapacityError, match=r"fit on the disk alone, which has to be asked for: placement='disk'\n.*\n.*disk: fits"
+    ):
+        _ = too_large.placement
+    asked = ask(laptop, learners=1, capacity=1_000_000, row_bytes="192KiB", candidates=["cpu_pageable", "disk"])
+    assert asked.choice == asked.for_kind("disk")
+    stays = ask(laptop, learners=1, capacity=1000, row_bytes="192KiB", current=Placement((DISK,)))
+    assert stays.choice == stays.for_kind("cpu_pageable")
 
 
 @pytest.mark.parametrize(
@@ -311,7 +336,7 @@ def test_a_preset_is_planned_by_name():
         ({"learners": []}, SettingError, r"at least one actor and one learner"),
         ({"learners": "gpu"}, SettingError, r"learners=\['gpu'\]: endpoint 'gpu'"),
         ({"actors": "device:9"}, TopologyError, r"no endpoint device:9; it has pageable"),
-        ({"candidates": "gpu"}, SettingError, r"candidates='gpu': expected 'auto' or one or more of cpu_pageable, .*mixed; 'gpu' is none"),
+        ({"candidates": "gpu"}, SettingError, r"candidates='gpu': expected 'auto' or one or more of cpu_pageable, .*mixed, disk; 'gpu' is none"),
         ({"candidates": []}, SettingError, r"candidates=\[\]: expected 'auto'"),
         ({"candidates": None}, SettingError, r"candidates=None: expected 'auto'"),
         ({"budgets": {"device": "96GB"}}, CapacityError, r"budgets\['device'\] is 89.41 GiB, more than the 74.51 GiB that device:0 has"),
