@@ -10,12 +10,13 @@ from conduit.core.experience import Field, Schema
 from conduit.core.hook import register_delivery, register_ingestion
 from conduit.core.items import Group, NStep, Row, Sequence, Trajectory
 from conduit.core.limiter import Counters, Limiter, MinSize, Queue, SampleToInsertRatio
-from conduit.core.migration import Migrated
+from conduit.core.moves import Migrated
 from conduit.core.ordered import Fifo, Lifo, MaxHeap, MinHeap
 from conduit.core.passes import WithoutReplacement
 from conduit.core.placement import Placement
 from conduit.core.placer import Explanation
-from conduit.core.planning import Plan, plan
+from conduit.core.planning import plan
+from conduit.core.plans import Plan
 from conduit.core.priorities import PriorityUpdate
 from conduit.core.prioritized import Prioritized
 from conduit.core.sampling import Draw, Sampler, Sampling, Uniform

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from conduit.core.archive import Archive
 from conduit.core.placement import KINDS, format_bytes
-from conduit.core.planning import Plan
 from conduit.core.planning import plan as make_plan
+from conduit.core.plans import Plan
 from conduit.errors import ConduitError, MissingExtraError
 from conduit.topology import PRESETS, Tier, Topology, discover, load, this_machine
 from conduit.topology import preset as preset_of

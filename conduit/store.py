@@ -27,7 +27,7 @@ from conduit.core.items import Item
 from conduit.core.iteration import OnPolicyRollout
 from conduit.core.ledger import Ledger
 from conduit.core.limiter import Limiter
-from conduit.core.migration import Migrated
+from conduit.core.moves import Migrated
 from conduit.core.placement import Asked, Bytes, Placement, asked_kinds
 from conduit.core.placer import Explanation
 from conduit.core.priorities import PriorityUpdate
@@ -366,6 +366,11 @@ class Store:
             raise SettingError("migrate(): there is no row yet, and the first decides where rows go")
         best = parts.placer.worth_moving(storage.row_bytes, storage.placement, storage.bytes_by_endpoint(), iterations)
         return parts.migrator.migrate(best, timeout_s)
+
+    @property
+    def migrations(self) -> tuple[Migrated, ...]:
+        """What the last moves of rows did, 64 at most, the latest last: those that were asked for, and those that rows made which grew."""
+        return tuple(self._wiring.migrator.done)
 
     def explain(self, *, measure: bool = False) -> Explanation:
         """Where rows are, why, and what else could be, with predicted times (paper §5.2). Print it. Where the store was given no `topology` and

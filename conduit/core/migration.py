@@ -10,9 +10,8 @@ that is live there, whoever was there when it was read."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from conduit.core.backend import Backend, Columns, Move
 from conduit.core.buffer import ExperienceBuffer
 from conduit.core.experience import Schema
 from conduit.core.halt import Halt
-from conduit.core.moves import FinalSeries, Part, RowSeries, Series, is_same, joint, least_moves, least_rows
+from conduit.core.moves import FinalSeries, Migrated, Part, RowSeries, Series, is_same, joint, least_moves, least_rows
 from conduit.core.order import Order
 from conduit.core.placement import Placement
 from conduit.core.ring import Layout
@@ -33,35 +32,15 @@ from conduit.topology.cluster import Edge
 
 CHUNK_BYTES = 4 << 20
 """So much of each shard is read at once: who pushes or pulls may have to wait for as long as that takes."""
+_FASTER = 16
+"""Devices among themselves move so much more in that time; less, and what a transfer costs before its first byte would count most."""
 _CHUNKS = 32
 """Of few rows no chunk is more than this part: two are under way at a time, in memory that nobody has set aside."""
 _SMALL_BYTES = 1 << 16
 """This much is nowhere too much."""
 _MOST_PASSES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Migrated:
-    """What a migration did.
-
-    - `before`: None where there was no row yet, so that only the place of the first was decided
-    - `rows`: live ones that were there at the end; `moved_bytes`: of what crossed from one memory to another, once or again, finals included;
-      `least_bytes`: what had to cross, whatever way it is done
-    - `precopied_bytes`, `delta_bytes`: what was copied while the store went on, and while it stood still, within one memory included
-    - `pause_s`: how long pushes, draws and updates had to wait; `seconds`: all of it; `predicted_s`: how long the plan said it takes
-      to move as many rows, None without one; `phases`: seconds of each"""
-
-    before: Placement | None
-    after: Placement
-    rows: int = 0
-    moved_bytes: int = 0
-    least_bytes: int = 0
-    precopied_bytes: int = 0
-    delta_bytes: int = 0
-    pause_s: float = 0.0
-    seconds: float = 0.0
-    predicted_s: float | None = None
-    phases: Mapping[str, float] = field(default_factory=dict)
+MOST_KEPT = 64
+"""Moves that are remembered."""
 
 
 class Migrator:
@@ -82,6 +61,8 @@ class Migrator:
         self.backend, self.buffer, self.order, self.halt = backend, buffer, order, halt
         self.chunk_bytes, self.began, self._plan_of = chunk_bytes, began, plan_of
         self.changed = halt.condition("migration")
+        self.done: deque[Migrated] = deque(maxlen=MOST_KEPT)
+        """The last moves, those included that growth has made."""
         self._busy = False
 
     def migrate(
@@ -131,11 +112,10 @@ class Migrator:
         try:
             new = buffer.other_storage(schema, placement, layout, beside=False)
         except BaseException:
-            buffer.rebind(buffer.other_storage(old.schema, old.placement, old.layout, beside=False))
+            same = buffer.other_storage(old.schema, old.placement, old.layout, beside=False)
+            buffer.rebind(same.numbered_on(old))
             raise
-        if old.finals is not None and new.finals is not None:
-            new.finals.hold(old.finals.first, old.finals.stop)
-        buffer.rebind(new)
+        buffer.rebind(new.numbered_on(old))
 
     @contextmanager
     def _alone(self, timeout_s: float) -> Iterator[None]:
@@ -233,7 +213,9 @@ class _Move:
     def _most(self, series: Series) -> int:
         """Rows of a chunk."""
         part = max(_SMALL_BYTES, len(self._buffer) * series.row_bytes // _CHUNKS)
-        size = min(self._migrator.chunk_bytes * len(self._old.shards), part)
+        on_devices = not any(at.is_host for at in (*self._old.placement.endpoints, *self._placement.endpoints))
+        each = self._migrator.chunk_bytes * (_FASTER if on_devices else 1)
+        size = min(each * len(self._old.shards), part)
         return max(1, size // max(1, series.row_bytes))
 
     def _chunk(self, series: Series, timeout_s: float) -> bool:
@@ -345,7 +327,7 @@ class _Move:
                 f"rows were moved to {_named(self._placement)}, and are whole there; but the memory that they had, at {_named(old.placement)}, "
                 f"may not have been given back: {type(error).__name__}: {error}"
             ) from error
-        return Migrated(
+        migrated = Migrated(
             before=old.placement,
             after=self._placement,
             rows=self._rows,
@@ -356,9 +338,15 @@ class _Move:
             delta_bytes=self._delta,
             pause_s=self._pause_s,
             seconds=self._now() - self._began_s,
-            predicted_s=None if self._plan is None else self._plan.predicted_s * self._rows / self._plan.rows,
+            predicted_s=self._predicted_s(),
             phases=self._phases,
         )
+        self._migrator.done.append(migrated)
+        return migrated
+
+    def _predicted_s(self) -> float | None:
+        plan, new = self._plan, self._new
+        return None if plan is None or new is None else plan.move_s(new.row_bytes) * self._rows / plan.rows
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

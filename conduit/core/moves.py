@@ -1,9 +1,10 @@
-"""What moves when rows get another place: rows and finals as parts, each from one memory to one other, and how many go where."""
+"""What moves when rows get another place: rows and finals as parts, each from one memory to one other, how many go where, and what
+is told of it afterwards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,6 +24,30 @@ from conduit.topology.cluster import Edge
 from conduit.topology.endpoint import Endpoint
 
 Keys = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """What a migration did.
+
+    - `before`: None where there was no row yet, so that only the place of the first was decided
+    - `rows`: live ones that were there at the end; `moved_bytes`: of what crossed from one memory to another, once or again, finals included;
+      `least_bytes`: what had to cross, whatever way it is done
+    - `precopied_bytes`, `delta_bytes`: what was copied while the store went on, and while it stood still, within one memory included
+    - `pause_s`: how long pushes, draws and updates had to wait; `seconds`: all of it; `predicted_s`: how long a move of as many
+      rows takes by the bandwidths that are known, latencies aside, None where none are; `phases`: seconds of each"""
+
+    before: Placement | None
+    after: Placement
+    rows: int = 0
+    moved_bytes: int = 0
+    least_bytes: int = 0
+    precopied_bytes: int = 0
+    delta_bytes: int = 0
+    pause_s: float = 0.0
+    seconds: float = 0.0
+    predicted_s: float | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from conduit.core.placement import KINDS, Placement
-from conduit.core.planning import BETTER, Candidate, plan_for
+from conduit.core.planning import BETTER, plan_for
+from conduit.core.plans import Candidate
 from conduit.core.transfer_time import delivery_s, ingestion_s, missing_edges
 from conduit.core.workload import Workload, room_bytes
 from conduit.errors import CapacityError, SettingError

@@ -10,7 +10,8 @@ from typing import Any
 from conduit.core.backend import Backend
 from conduit.core.placement import KINDS, Asked, Placement, asked_kinds
 from conduit.core.placement_map import PlacementMap
-from conduit.core.planning import Plan, choose, plan_for
+from conduit.core.planning import choose, plan_for
+from conduit.core.plans import Plan
 from conduit.core.ring import block_rows
 from conduit.core.transfer_plan import TransferPlan, solve
 from conduit.core.workload import Workload, room_bytes
@@ -126,7 +127,7 @@ class Placer:
             return current
         move = self.transfer_plan(current, better.placement, row_bytes)
         saved_s = (now.transfer_s - better.transfer_s) * iterations
-        return better.placement if move is None or saved_s > move.predicted_s else current
+        return better.placement if move is None or saved_s > move.move_s(row_bytes) else current
 
     def explain(self, row_bytes: int, current: Placement, held: Held, measure: bool) -> Explanation:
         """Of rows that are at `current`. `measure` False: nothing is measured that hasn't been."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from conduit.core.placement import whole_rows
 from conduit.errors import MigrationError
 from conduit.topology.cluster import Edge, Topology
-from conduit.topology.endpoint import Endpoint
+from conduit.topology.endpoint import Endpoint, Tier
 from conduit.topology.fabric import bound
 
 Floats = NDArray[np.float64]
@@ -43,6 +43,23 @@ class TransferPlan:
         """Of all streams at once; the copies of what stays are among them."""
         streams = {edge: float(rows * self.row_bytes) for edge, rows in self.moves.items()}
         return bound(self.topology, {edge: size for edge, size in streams.items() if self.topology.reaches(*edge)})
+
+    def move_s(self, stored_bytes: int) -> float:
+        """The time of the whole move, of rows that take `stored_bytes` each where they go: beside the streams, every memory reads the rows
+        that leave it, and writes those that come; and makes them wider before, where they become so. Rows in pageable memory are copied
+        by one thread. It leaves out latencies."""
+        work: Counter[Edge] = Counter()
+        copied_s = 0.0
+        for (source, to), rows in self.moves.items():
+            if source != to:
+                work[source, to] += rows * self.row_bytes
+            work[source, source] += rows * self.row_bytes
+            work[to, to] += rows * stored_bytes * (1 if stored_bytes == self.row_bytes else 2)
+        known = {edge: float(size) for edge, size in work.items() if self.topology.reaches(*edge)}
+        for edge, size in known.items():
+            if edge[0].tier is Tier.PAGEABLE:
+                copied_s += size / self.topology.leg(*edge).bytes_per_s
+        return max(self.predicted_s, bound(self.topology, known), copied_s)
 
     @property
     def moved_bytes(self) -> int:

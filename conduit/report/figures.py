@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from conduit.core.placement import KINDS, format_bytes
-from conduit.core.planning import Candidate, Plan
+from conduit.core.plans import Candidate, Plan
 from conduit.errors import MissingExtraError, SettingError
 from conduit.report.plan import short_name
 from conduit.report.topology import gigabytes, name_endpoints, origin, sources, speed, typical

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conduit.core.placement import format_bytes
-from conduit.core.planning import Candidate, Plan
+from conduit.core.plans import Candidate, Plan
 from conduit.report.topology import gigabytes, name_endpoints, origin, ranges, sources
 from conduit.topology.endpoint import Endpoint
 

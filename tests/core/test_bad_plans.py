@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from conduit.core.placement import Placement
-from conduit.core.planning import Plan, plan
+from conduit.core.planning import plan
+from conduit.core.plans import Plan
 from conduit.errors import CapacityError, ConduitError, SettingError, TopologyError
 from conduit.topology import preset, save
 from conduit.topology.bandwidth import Leg, Source

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from conduit.core.placement import KINDS, Placement
-from conduit.core.planning import ALIKE, BETTER, Candidate, Plan, choose, plan, plan_for
+from conduit.core.planning import ALIKE, BETTER, choose, plan, plan_for
+from conduit.core.plans import Candidate, Plan
 from conduit.core.workload import Workload
 from conduit.errors import CapacityError, SettingError, TopologyError
 from conduit.topology.bandwidth import Leg

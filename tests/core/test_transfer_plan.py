@@ -256,3 +256,21 @@ def test_what_can_not_be_reached_is_named():
 def test_a_plan_is_the_same_every_time():
     before, after = rows_of(1, D[:8]), rows_of(2, D[:8])
     assert solve(uneven(1), before, after, ROW) == solve(uneven(1), before, after, ROW)
+
+
+def test_a_move_costs_what_memories_do_beside_the_streams():
+    there = machine(2, local=1000 * GB, peer=200 * GB)
+    stays = solve(there, {D[0]: 1000}, {D[0]: 1000}, ROW)
+    # Read and written once; wider rows are made so, and written, at their new size.
+    assert stays.move_s(ROW) == pytest.approx(2 * 1000 * ROW / (1000 * GB))
+    assert stays.move_s(3 * ROW) == pytest.approx((1 + 2 * 3) * 1000 * ROW / (1000 * GB))
+    goes = solve(there, {D[0]: 1000}, {D[1]: 1000}, ROW)
+    assert goes.move_s(ROW) == goes.predicted_s == pytest.approx(1000 * ROW / (200 * GB))
+    # What arrives is written as well, which takes the same memory's time.
+    assert goes.move_s(10 * ROW) == pytest.approx((1 + 2 * 10) * 1000 * ROW / (1000 * GB))
+
+
+def test_one_thread_copies_what_leaves_pageable_memory():
+    there = machine(2, pageable_to_device=10 * GB, host_copy=20 * GB)
+    even = solve(there, {PAGEABLE: 1000}, {D[0]: 500, D[1]: 500}, ROW)
+    assert even.move_s(ROW) == pytest.approx(1000 * ROW / (10 * GB) + 1000 * ROW / (20 * GB))

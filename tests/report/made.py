@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.console import Console, RenderableType
 
 from conduit.core.placement import Placement
-from conduit.core.planning import Candidate, Plan
+from conduit.core.plans import Candidate, Plan
 from conduit.core.workload import Workload
 from conduit.topology.bandwidth import Leg, Source
 from conduit.topology.cluster import Link, Memory, Topology

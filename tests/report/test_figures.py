@@ -10,8 +10,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from conduit.core.planning import Plan
 from conduit.core.planning import plan as make_plan
+from conduit.core.plans import Plan
 from conduit.errors import SettingError
 from conduit.report.figures import plan_figure, regimes, sweep_figure, sweep_rows, topology_figure
 from conduit.topology import PRESETS, preset

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from conduit.core.planning import Candidate
+from conduit.core.plans import Candidate
 from conduit.report import plan_record, plan_table, topology_table
 from conduit.report.plan import short_name
 from conduit.report.topology import alike, duration, gigabytes, name_endpoints, typical

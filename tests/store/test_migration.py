@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from conduit.backends.reference import ReferenceBackend
 from conduit.clock import VirtualClock
 from conduit.core.backend import Backend
 from conduit.core.experience import Field, Schema
-from conduit.core.migration import Migrated
+from conduit.core.moves import Migrated
 from conduit.core.placement import Placement
 from conduit.core.transfer_plan import TransferPlan, solve
 from conduit.errors import CapacityError, ClosedError, MigrationError, SchemaError, SettingError, WaitTimeout
@@ -446,6 +447,51 @@ def test_where_only_the_old_memory_can_not_be_given_back_the_rows_have_moved():
     both.check()
 
 
+def test_a_ctrl_c_that_strikes_as_the_gate_closes_opens_it_again(monkeypatch: pytest.MonkeyPatch):
+    with store(capacity=64, placement="device:0", timeout_s=1.0) as s:
+        fill(s.actor(lanes=4), 64)
+        begin, migrator = s._order.begin, s._wiring.migrator
+
+        def interrupted(*args: Any) -> None:
+            begin(*args)
+            raise KeyboardInterrupt
+
+        migrator.began = lambda phase: phase == "gate" and monkeypatch.setattr(s._order, "begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            s.migrate("device:1")
+        monkeypatch.undo()
+        migrator.began = lambda phase: None
+        fill(s.actor(lanes=4), 4, first=64)
+        assert s.migrate("device:2").before == Placement((DEVICES[0],))
+
+
+def test_a_ctrl_c_that_strikes_as_a_move_begins_lets_the_next_begin(monkeypatch: pytest.MonkeyPatch):
+    with store(capacity=64, placement="device:0", timeout_s=1.0) as s:
+        fill(s.actor(lanes=4), 64)
+        wait = s._halt.wait
+
+        class Interrupted:
+            """The condition that guards who moves rows, left with a KeyboardInterrupt."""
+
+            def __init__(self, condition: Any) -> None:
+                self.condition = condition
+
+            def __enter__(self) -> Any:
+                return self.condition.__enter__()
+
+            def __exit__(self, *error: object) -> None:
+                self.condition.__exit__(*error)
+                monkeypatch.undo()
+                raise KeyboardInterrupt
+
+        changed = s._wiring.migrator.changed
+        monkeypatch.setattr(s._wiring.migrator, "changed", Interrupted(changed))
+        monkeypatch.setattr(s._halt, "wait", lambda condition, *rest: wait(changed, *rest))
+        with pytest.raises(KeyboardInterrupt):
+            s.migrate("device:1")
+        assert s.migrate("device:1").rows == 64
+
+
 def test_a_device_that_is_lost_on_the_way_costs_no_row():
     clock = VirtualClock(0)
     backend = EmulatedBackend(machine(), "reference", clock)
@@ -584,6 +630,38 @@ def test_new_memory_in_place_of_the_old_needs_no_room_for_both():
         assert buffer.schema is not None
         assert buffer.schema.fields["h"].shape == (5,)
         assert s.info()["bytes_by_endpoint"] == {"device:0": 20_000}
+
+
+def test_where_new_memory_can_not_be_had_after_all_finals_are_numbered_on_and_saved_right(tmp_path: Path):
+    backend = Failing(ReferenceBackend(devices=4))
+
+    def push(actor: conduit.Actor, number: int) -> None:
+        actor.push(step(number, 1, terminated=np.array([True])), final={"obs": step(500 + number, 1)["obs"]})
+
+    with store(backend=backend, capacity=20, placement="device:0", derive={"next": conduit.Next("obs")}) as s:
+        actor = s.actor()
+        for number in range(6):
+            push(actor, number)
+        s.save(tmp_path)
+        schema = s._buffer.schema
+        assert schema is not None
+        with s._turn():
+            s._buffer.drop()
+            backend.left = 4
+            with pytest.raises(PlannedError):
+                s._wiring.migrator.remake(Placement((DEVICES[1], DEVICES[2]), (1.0, 1.0)), schema)
+        backend.left = None
+        for number in range(6, 10):
+            push(actor, number)
+        s.save(tmp_path)
+        with conduit.Store.restore(tmp_path, backend="reference") as again:
+            assert rows_of(again) == rows_of(s)
+            for one in (s, again):
+                finals = one.read().finals
+                assert finals is not None
+                assert [float(each) for each in finals["obs"]["state"]] == [
+                    float(np.float32(506 + n) / 7) for n in range(4)
+                ]
 
 
 def test_a_plan_s_streams_are_not_sent_faster_than_it_says():

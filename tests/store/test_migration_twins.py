@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ import optree
 import pytest
 
 import conduit
+from conduit.backends import load
 from conduit.backends.emulated import EmulatedBackend
 from conduit.clock import VirtualClock
-from conduit.core.migration import Migrated
+from conduit.core.moves import Migrated
 from conduit.core.placement import Placement
 from conduit.topology.bandwidth import Leg, Source
 from conduit.topology.cluster import Memory, Topology
@@ -204,6 +207,52 @@ def test_an_on_policy_store_that_migrates_gives_what_its_twin_gives():
 
     for seed in range(6):
         assert on_policy(seed, True) == on_policy(seed, False), seed
+
+
+@pytest.mark.parametrize("scene", ["sequences", "leaving by priority"])
+@pytest.mark.parametrize("name", ["torch", "jax", "emulated(torch)", "emulated(jax)"])
+def test_on_the_real_clock_other_backends_give_what_the_twin_gives(name: str, scene: str, tmp_path: Path):
+    """Threads as they come: two move rows while the program runs, and what it got is the same."""
+    inner = name.removeprefix("emulated(").removesuffix(")")
+    pytest.importorskip(inner)
+    emulated = inner != name
+    seed, moves, failed = 4, list[Migrated](), list[BaseException]()
+    backend = EmulatedBackend(MACHINE, inner) if emulated else load(inner, tmp_path / "disk")
+    there = [at for at in HERE if at in backend.endpoints()]
+    # A few, since JAX compiles for each number of rows that an endpoint holds.
+    places = [Placement((there[-1],)), Placement((there[-1], PAGEABLE), (2.0, 1.0)), Placement(), Placement((DISK,))]
+    expected, _ = played(seed, scene, tmp_path / "stays", migrates=False)
+    with conduit.Store(
+        backend=backend,
+        capacity=CAPACITY,
+        batch_size=6,
+        seed=seed,
+        placement=places[0],
+        schedule=random.Random(seed).choice(SCHEDULES),
+        **SCENES[scene](),
+    ) as store:
+        store._wiring.migrator.chunk_bytes = CHUNK_BYTES
+        ended = threading.Event()
+
+        def move(r: random.Random) -> None:
+            try:
+                while not ended.is_set() or sum(each.moved_bytes > 0 for each in moves) < 2:
+                    moves.append(store.migrate(r.choice(places)))
+                    ended.wait(r.random() * 2e-3)
+            except BaseException as error:  # it is raised again below, in the test's own thread
+                failed.append(error)
+
+        movers = [threading.Thread(target=move, args=(random.Random(number),)) for number in range(2)]
+        for mover in movers:
+            mover.start()
+        try:
+            got = program(store, random.Random(seed), time.sleep, tmp_path / "moves")
+        finally:
+            ended.set()
+            for mover in movers:
+                mover.join(30)
+        assert failed == []
+        assert got == expected
 
 
 def test_the_same_seed_migrates_in_the_same_way(tmp_path: Path):
