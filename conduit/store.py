@@ -27,7 +27,7 @@ from conduit.core.items import Item
 from conduit.core.iteration import OnPolicyRollout
 from conduit.core.ledger import Ledger
 from conduit.core.limiter import Limiter
-from conduit.core.moves import Migrated
+from conduit.core.moves import Migrated, is_same
 from conduit.core.placement import Asked, Bytes, Placement, asked_kinds
 from conduit.core.placer import Explanation
 from conduit.core.priorities import PriorityUpdate
@@ -42,6 +42,7 @@ from conduit.errors import (
     CapacityError,
     CheckpointWarning,
     ClosedError,
+    MigrationError,
     PriorityError,
     SettingError,
     WaitTimeout,
@@ -76,10 +77,11 @@ class Store:
       made as batches are read, {"next_obs": Next("obs")}. Off-policy.
     - `fields`: what leaves must be like from the first push on, by the stored leaf's path ("obs", "obs/image"): {"obs": Field((84, 84),
       np.uint8)}; and which may grow, along an axis that has a name: Field(("h",), np.float32, grow="pad"), or "replace". Rows may then be
-      as wide as the widest before, or wider: from the moment a wider push is checked, be it taken in the end or not, the store is of
-      the wider form. A batch's leaf is as wide as the store's; `info.extents` and `info.padding_mask(path)` say what of each row is
-      real. On-policy, rows grow with the first of an iteration. CapacityError where there is no room for the wider form: the push was
-      not taken then, and the store goes on as it was.
+      as wide as the widest before, or wider: from the moment there is room for a wider push, be it taken in the end or not (with
+      ingestion hooks, once it is taken), the store is of the wider form. A batch's leaf is as wide as the store's; `info.extents` and
+      `info.padding_mask(path)` say what of each row is real. On-policy, rows grow with the first of an iteration. CapacityError where
+      there is no room for the wider form: the push was not taken then, and the store goes on as it was. But what hooks make wider once
+      the push has returned, or of several pushes, comes too late for that, and stops the store.
     - `ingestion`, `delivery`: hooks, in the order in which they run (paper Fig. 8).
     - `placement`: "auto", the fastest that fits; kinds to choose from, of "cpu_pageable", "cpu_pinned", "single_gpu", "shared_gpu" and
       "mixed"; an endpoint or several with equal shares, by name ("pageable", "device:3"), or a `Placement` with shares. What is to be
@@ -358,7 +360,13 @@ class Store:
                     f"migrate({placement!r}): expected endpoints or a conduit.Placement; migrate() goes to the best of what placement= allowed"
                 )
             asked = Placement.of(placement, self._backend.endpoints())
-            moved = parts.migrator.migrate(asked, timeout_s)
+            try:
+                moved = parts.migrator.migrate(asked, timeout_s)
+            except MigrationError:
+                # Where only the old memory couldn't be given back, they are there all the same.
+                if (storage := self._buffer.storage) is not None and is_same(storage.placement, asked):
+                    parts.placer.fix(asked)
+                raise
             parts.placer.fix(asked)
             return moved
         storage = self._buffer.storage

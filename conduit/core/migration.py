@@ -312,8 +312,8 @@ class _Move:
             if isinstance(error, ConduitError | _SupersededError) or not isinstance(error, Exception):
                 raise
             raise MigrationError(
-                f"rows can't be moved to {_named(self._placement)}: {type(error).__name__} was raised on the way: {error}. They are whole where "
-                f"they were, at {_named(self._old.placement)}"
+                f"rows can't be moved to {_named(self._placement)}: {type(error).__name__} was raised on the way: {error}. Nothing was changed: "
+                f"they are where they were, at {_named(self._old.placement)}"
             ) from error
 
     def _released(self) -> Migrated:
