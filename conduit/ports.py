@@ -155,8 +155,9 @@ class Actor:
             return count if self._take(rows, version, deadline_s, call) else 0
         with path.rollout.widening(self._lanes, version, deadline_s, call):
             left_s = max(0.0, deadline_s - path.halt.clock.now())
-            with path.signature.fixed_by(rows, left_s):
-                return count if self._take(rows, version, deadline_s, call) else 0
+            with path.signature.fixed_by(rows, left_s) as taking:
+                taking.is_taken = self._take(rows, version, deadline_s, call)
+        return count if taking.is_taken else 0
 
     def _take(self, rows: Rows, version: int | None, deadline_s: float, call: PortCall) -> bool:
         path = self._path

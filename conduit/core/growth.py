@@ -22,6 +22,7 @@ from conduit.core.declared import Declared
 from conduit.core.episodes import Rows
 from conduit.core.experience import Schema, map_leaves
 from conduit.core.migration import Migrator
+from conduit.core.placement import Placement
 from conduit.core.recipe import Selection
 from conduit.core.staging import Cut
 from conduit.core.table import LiveTable
@@ -69,6 +70,8 @@ class Growth:
         """The widest that was pushed, where rows are stored as they are pushed."""
         self._extents = Extents()
         self._held: list[Rows | Cut] = []
+        self._held_form: Schema | None = None
+        """Of what is held and stored together, for which there was room."""
         self.held_rows = 0
         """How many rows are held back until there are enough to replace those that are there."""
         self.refused: CapacityError | None = None
@@ -151,7 +154,8 @@ class Growth:
         if state is not None:
             self._extents.load(state["extents"], first)
             self._held = list(state["held"])
-            self.held_rows = sum(len(unit) for unit in self._held if isinstance(unit, Rows))
+            held = [unit for unit in self._held if isinstance(unit, Rows)]
+            self.held_rows, self._held_form = sum(map(len, held)), self._joint(held) if held else None
         if buffer.schema is not None:
             widths = self.declared.widths(buffer.schema)
             # What may grow only since is as wide in all rows.
@@ -217,6 +221,10 @@ class Growth:
 
     def _hold(self, unit: Rows | Cut) -> None:
         if isinstance(unit, Rows):
+            form, before = self._joint([unit], self._held_form), self._held_form
+            if before is None or self.declared.widths(form) != self.declared.widths(before):
+                self._roomy(form)
+                self._held_form = form
             # Where rows are written at once, they are the caller's own arrays.
             unit = replace(unit, data=map_leaves(np.copy, unit.data))
             self.held_rows += len(unit)
@@ -224,26 +232,40 @@ class Growth:
 
     def _replaced(self) -> Iterator[Rows | Cut]:
         """What is held, once there is enough to take the place of all that is there."""
-        if self.held_rows < self._least:
+        target = self._held_form
+        if self.held_rows < self._least or target is None:
             return
-        target = self._buffer.schema
-        assert target is not None
-        for unit in self._held:
-            target = target if isinstance(unit, Cut) else self.declared.widest(_schema_of(unit), target)
         try:
-            placement = self._buffer.place(target, True)
-            self._buffer.check_room(target, placement)
-        except CapacityError as error:
+            placement = self._roomy(target)
+        except CapacityError:
             # There was room when the first of them came. The others are held on.
             last = self._held.pop()
             self.held_rows -= len(last) if isinstance(last, Rows) else 0
-            self.refused = error
             raise
-        held, self._held, self.held_rows = self._held, [], 0
+        held, self._held, self._held_form, self.held_rows = self._held, [], None, 0
         self._dismiss()
         self._migrator.remake(placement, target)
         for unit in held:
             yield unit if isinstance(unit, Cut) else self._told(unit, _schema_of(unit), target)
+
+    def _joint(self, rows: Sequence[Rows], form: Schema | None = None) -> Schema:
+        """The form of these rows and those of `form`, by default those that are stored."""
+        target = form or self._buffer.schema
+        assert target is not None
+        for each in rows:
+            target = self.declared.widest(_schema_of(each), target)
+        return target
+
+    def _roomy(self, form: Schema) -> Placement:
+        """Where rows of this form would go in place of those that are there. CapacityError where there is no room: what is being held
+        is refused then."""
+        try:
+            placement = self._buffer.place(form, True)
+            self._buffer.check_room(form, placement)
+        except CapacityError as error:
+            self.refused = error
+            raise
+        return placement
 
     def _dismiss(self) -> None:
         """All live rows leave."""

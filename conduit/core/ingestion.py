@@ -98,7 +98,7 @@ class Ingestion:
     def _is_refused(self, group: Group, error: BaseException) -> bool:
         """Whether all that is lost is one push, of which nothing is stored and whose caller hears of it: a first one whose rows can't be
         stored at all, or one that hooks made wider than there is room for."""
-        if len(group.units) > 1 or self._chain.on_policy or self._chain.has_barrier:
+        if len(group.units) > 1 or self._chain.on_policy or self._chain.needs_edges:
             return False
         if self._growth is not None and error is self._growth.refused:
             return True

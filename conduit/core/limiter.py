@@ -22,13 +22,14 @@ from conduit.errors import SettingError
 
 @dataclass(slots=True)
 class Counters:
-    """Where a table is: `size`, rows that can be drawn now; `pending`, rows pushed and not published so far; `inserted`, rows
-    published and counted; `sampled`, entries drawn."""
+    """Where a table is: `size`, rows that can be drawn now; `pending`, rows pushed and not published so far, and `held`, those of
+    them that aren't until others come; `inserted`, rows published and counted; `sampled`, entries drawn."""
 
     size: int
     pending: int
     inserted: int
     sampled: int
+    held: int = 0
 
 
 @runtime_checkable
@@ -77,7 +78,8 @@ class _Bounds:
 
     def may_insert(self, rows: int, at: Counters) -> bool:
         pushed = at.inserted + at.pending + rows
-        return pushed * self.up - at.sampled * self.down <= self.high or at.size + at.pending < self.free_size
+        coming = at.size + at.pending - at.held
+        return pushed * self.up - at.sampled * self.down <= self.high or coming < self.free_size
 
     def may_sample(self, rows: int, at: Counters) -> bool:
         return at.size >= self.min_size and at.inserted * self.up - (at.sampled + rows) * self.down >= self.low

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -160,33 +161,34 @@ class Signature:
         return self.fixed and rows.schema is self._schema
 
     @contextmanager
-    def fixed_by(self, rows: Rows, timeout_s: float) -> Iterator[None]:
-        """Around the block that takes `rows`: if it does, and they are the first, their schema is the push schema. Where they are wider than
-        any before, the push schema is so from here on, whatever becomes of them. `timeout_s`: of each wait for room for such."""
+    def fixed_by(self, rows: Rows, timeout_s: float) -> Iterator[Taking]:
+        """Around the block that takes `rows`: if it does, and they are the first, their schema is the push schema, and the wider one if
+        they are wider than any before. Where rows are stored as they are pushed, that is so as soon as there is room for such, whatever
+        becomes of them; `timeout_s`: of each wait for that."""
         with self._lock:
             if self._schema is None:
                 self._schema = rows.schema or _push_schema(rows.data, "push")
             else:
                 # Two actors' first pushes at once: the later one must fit the earlier one's. So must rows that others passed.
-                schema, leaves = self._schema, self._schema.flatten(rows.data, "push")
-                if self._declared is not None and rows.schema is not None:
-                    schema = self._declared.widest(schema, rows.schema)
+                schema, leaves = self._wide(rows.schema), self._schema.flatten(rows.data, "push")
+                if self._declared is not None:
                     leaves = self._declared.padded(leaves, schema)
                 schema.check(leaves, "push")
-                if not self.fixed:
-                    self._schema = schema
             self._undecided += 1
-        taken = False
+        taking = Taking()
         try:
             if self.fixed:
                 self._grow(rows, timeout_s)
-            yield
-            taken = True
+            yield taking
+        except BaseException:
+            taking.is_taken = False
+            raise
         finally:
             with self._lock:
                 self._undecided -= 1
-                self.fixed = self.fixed or taken
-                if not self.fixed and not self._undecided:
+                if taking.is_taken:
+                    self._schema, self.fixed = self._wide(rows.schema), True
+                elif not self.fixed and not self._undecided:
                     self._schema = None
 
     def _leaves(self, tree: Tree, rows: int | None, where: str) -> tuple[Schema, Tree, Mapping[str, Array]]:
@@ -204,15 +206,22 @@ class Signature:
         return schema, tree, leaves
 
     def _grow(self, rows: Rows, timeout_s: float) -> None:
-        """The push schema becomes as wide as these rows, if they are wider."""
-        known, schema = self._schema, rows.schema
-        if known is None or schema is None or self._declared is None:
-            return
-        if self._declared.widest(known, schema) is not known:
-            wide = self._widen(self._declared.widest(schema, known), timeout_s)
-            with self._lock:
-                # Others may have made it wider meanwhile.
-                self._schema = self._declared.widest(wide, self._schema or wide)
+        """There is room for these rows, if they are wider than any before."""
+        target = self._wide(rows.schema)
+        if self._declared is not None and target is not self._schema:
+            wide = self._widen(target, timeout_s)
+            # What hooks make of them isn't known: there may be no room for it.
+            if not self._has_hooks:
+                with self._lock:
+                    # Others may have made it wider meanwhile.
+                    self._schema = self._declared.widest(wide, self._schema or wide)
+
+    def _wide(self, schema: Schema | None) -> Schema:
+        """The push schema, as wide as `schema` where this is wider; itself where that is nowhere."""
+        assert self._schema is not None
+        if self._declared is None or schema is None:
+            return self._schema
+        return self._declared.widest(self._schema, schema)
 
     def _arrays(self, tree: Tree, where: str) -> Tree:
         """`tree` with NumPy leaves."""
@@ -245,7 +254,7 @@ class Signature:
         self._check_known(schema, final, len(ended), f"{where}: final", told)
         self._check_enough(schema, final, f"{where}: final")
         final = map_leaves(np.copy, final)
-        return {place: _row(final, i) for i, place in enumerate(ended)} or None
+        return {place: map_leaves(lambda leaf, i=i: leaf[i], final) for i, place in enumerate(ended)} or None
 
     def _check_known(self, schema: Schema, tree: Final, rows: int, where: str, which: str = "one a lane") -> None:
         """Each leaf of `tree` is one of the pushed leaves, with `rows` rows."""
@@ -256,12 +265,8 @@ class Signature:
                 raise SchemaError(
                     f"{where}[{path!r}] is none of the pushed leaves; expected some of {', '.join(schema.fields)}"
                 )
-            if (
-                not isinstance(leaf, np.ndarray)
-                or leaf.dtype != field.dtype
-                or leaf.shape[1:] != field.shape
-                or leaf.ndim == 0
-            ):
+            is_array = isinstance(leaf, np.ndarray) and leaf.ndim
+            if not is_array or leaf.dtype != field.dtype or leaf.shape[1:] != field.shape:
                 got = f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
                 raise SchemaError(
                     f"{where}[{path!r}] is {got}; expected {field} with a leading axis of {rows} ({which})"
@@ -297,6 +302,13 @@ class Signature:
         array = array.astype(np.float64)
         check_priorities(array, self._highest_priority, lambda row: f"{where}: row {row}")
         return array
+
+
+@dataclass(slots=True)
+class Taking:
+    """What becomes of rows: whether they are taken is set where they aren't."""
+
+    is_taken: bool = True
 
 
 class Steps:
@@ -385,7 +397,3 @@ def _resolve_end(asked: str | End, said: End, leaves: Mapping[str, Array]) -> En
             f"push_trajectory: end={end.name.lower()!r}, but the last row's leaves say {said.name.lower()!r}"
         )
     return end
-
-
-def _row(tree: Final, place: int) -> Final:
-    return map_leaves(lambda leaf: leaf[place], tree)

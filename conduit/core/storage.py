@@ -83,6 +83,12 @@ class Storage:
             occupied[self.finals.at] += self.finals.bytes
         return occupied
 
+    def numbered_on(self, old: Storage) -> Storage:
+        """Itself, empty, whose finals go on from the numbers of the old one's, of which none is live: what was saved of those is known by these."""
+        if self.finals is not None and old.finals is not None:
+            self.finals.hold(old.finals.stop, old.finals.stop)
+        return self
+
     def wait(self) -> None:
         """Returns when all that was put into its shards is there. Nobody may write meanwhile."""
         for held in (*self.shards, self.finals):

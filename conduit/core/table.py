@@ -118,8 +118,6 @@ class LiveTable:
             sampler = CustomSampler(settings.sampler, sampler, name, self.starts, capacity)
         self.sampler = cast(LiveSampler, sampler)
         self.counters = Counters(size=0, pending=0, inserted=0, sampled=0)
-        self._held = 0
-        """How many of the pending rows hooks hold until others come."""
         self._in_order = in_order
         self._oldest_waiting = oldest_waiting
         self._oldest = 0
@@ -218,7 +216,7 @@ class LiveTable:
         """Whether a push of `rows` rows is let in. It always is while rows are all that draws lack: or both sides would wait."""
         if self.limiter is None or self._preloading or self.limiter.may_insert(rows, self.counted(window)):
             return True
-        if self.counters.pending > self._held:
+        if self.counters.pending > self.counters.held:
             return False
         return self.sampler.missing(window, self._largest_draw, 0) is not None
 
@@ -244,8 +242,8 @@ class LiveTable:
 
     def settled(self, rows: int, held: int) -> None:
         """So many rows of those that were taken are no more on their way; hooks hold `held` until others come."""
-        self.counters.pending += held - self._held - rows
-        self._held = held
+        self.counters.pending += held - self.counters.held - rows
+        self.counters.held = held
 
     def lose(self, rows: int) -> None:
         """So many rows came that there was no room for."""

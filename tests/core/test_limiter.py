@@ -24,6 +24,14 @@ def at(size: int = 0, pending: int = 0, inserted: int = 0, sampled: int = 0) -> 
     return Counters(size, pending, inserted, sampled)
 
 
+def test_rows_that_hooks_hold_until_others_come_are_none_that_draws_could_wait_for():
+    ratio = SampleToInsertRatio(1.0, min_size_to_sample=8, error_buffer=32)
+    on_their_way, held = Counters(6, 8, 128, 96), Counters(6, 8, 128, 96, held=8)
+    assert not ratio.may_sample(4, held)
+    assert not ratio.may_insert(2, on_their_way)
+    assert ratio.may_insert(2, held)
+
+
 # What they let through
 
 

@@ -211,9 +211,9 @@ def test_of_rewards_that_grow_a_sum_is_as_wide_as_the_widest_that_counts(gamma):
     with store(fields=fields, item=item, derive={"next_obs": conduit.Next("obs")}) as made:
         actor = made.actor()
         for time, width in enumerate(widths):
-            ends = {"truncated": np.array([time == 5]), "terminated": np.array([False])}
+            leaves: dict[str, Any] = {"truncated": np.array([time == 5]), "terminated": np.array([False])}
             final = {"obs": obs(np.array([9]), 2)} if time == 5 else None
-            actor.push(step(time, 2, reward=np.full((1, width), 8.0, np.float32), **ends), final=final)
+            actor.push(step(time, 2, reward=np.full((1, width), 8.0, np.float32), **leaves), final=final)
         for batch in several(made, 6):
             counted = 3 if gamma else 1
             for place, key in enumerate(batch.info.keys):
@@ -536,14 +536,23 @@ def test_nobody_draws_a_row_that_was_replaced_whatever_chooses(settings):
         assert max(seen) > 40
 
 
-def test_a_replacement_waits_for_neither_side_for_ever():
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_replacement_waits_for_neither_side_for_ever(linked):
+    @conduit.register_ingestion(per="trajectory")
+    def whole(source, sink):
+        sink.write(source.read())
+
     limiter = conduit.SampleToInsertRatio(1.0, min_size_to_sample=8, error_buffer=16)
-    with store(capacity=32, batch_size=4, fields=REPLACE, limiter=limiter, timeout_s=1.0) as made:
+    settings: dict[str, Any] = {}
+    if linked:
+        settings = {"ingestion": [whole], "derive": {"next_obs": conduit.Next("obs")}}
+    with store(capacity=32, batch_size=4, fields=REPLACE, limiter=limiter, timeout_s=1.0, **settings) as made:
         actor, learner = made.actor(lanes=2), made.learner()
         pushed, wide = 0, 0
         for _ in range(200):
             if made.can_insert(2):
-                actor.push(step(pushed, 3 + (pushed >= 40), 2))
+                ends = np.full(2, pushed % 10 == 8)
+                actor.push(step(pushed, 3 + (pushed >= 40), 2, truncated=ends))
                 pushed += 2
             if made.can_sample():
                 wide += learner.pull().data["obs"].shape[1] == 4
@@ -597,7 +606,7 @@ def test_rows_that_take_the_place_of_others_go_where_there_is_room_once_these_ar
     quick = {near: 1e9, PAGEABLE: 1e9, pinned: 1e7}
     topology = Topology(
         "one device",
-        {at: Memory(*([16_000 if at == near else 1 << 20] * 2), Source.ASSUMED) for at in here},
+        {at: Memory(size, size, Source.ASSUMED) for at, size in zip(here, (1 << 20, 1 << 20, 16_000), strict=True)},
         {(one, to): Leg(min(quick[one], quick[to]), 0.0) for one in here for to in here},
     )
 
@@ -864,6 +873,27 @@ def test_a_hook_that_makes_rows_wider_than_there_is_room_for_costs_one_push():
         assert made.sample(8).data["obs"].shape == (8, 4)
 
 
+@pytest.mark.parametrize("scope", ["row", "unit"])
+@pytest.mark.parametrize("fields", [PAD, REPLACE], ids=["pad", "replace"])
+def test_where_hooks_hand_on_rows_that_there_is_no_room_for_the_next_may_be_as_narrow_as_before(scope, fields):
+    @conduit.register_ingestion(per=scope)
+    def doubled(source, sink):
+        data = source.read()
+        sink.write({**data, "twice": data["id"] * 2})
+
+    settings: dict[str, Any] = {"ingestion": [doubled], "budgets": {"pageable": 32 * 28 + 256}}
+    with store(capacity=32, fields=fields, **settings) as made:
+        actor, other = made.actor(), made.actor()
+        for number in range(4):
+            actor.push(step(number, 3))
+        for _ in range(2):
+            with pytest.raises(CapacityError, match="its budget is"):
+                actor.push(step(4, 300))
+        for number in range(4, 8):
+            other.push(step(number, 3))
+        assert made.read().data["obs"].tobytes() == obs(np.arange(8), 3).tobytes()
+
+
 def test_a_hook_that_makes_rows_narrower_stops_the_store_as_any_other_form_does():
     @conduit.register_ingestion()
     def undeclared(source, sink):
@@ -1115,6 +1145,31 @@ def test_on_policy_wider_rows_wait_for_their_iteration_and_are_its_first(seed, h
             assert first[8] == 12
 
     played(seed, scene)
+
+
+@pytest.mark.parametrize("scope", ["unit", "trajectory"])
+@pytest.mark.parametrize("g_ing", [1, 0.5])
+def test_on_policy_a_hook_sees_all_rows_of_an_iteration_that_is_wider_than_the_one_before(scope, g_ing):
+    seen = []
+
+    @conduit.register_ingestion(per=scope)
+    def counted(source, sink):
+        data = source.read()
+        parts = [fragment.rows for fragment in data] if scope == "trajectory" else [data]
+        seen.append((sum(len(part["id"]) for part in parts), *{part["obs"].shape[1] for part in parts}))
+        sink.write(data)
+
+    schedule = conduit.Schedule(g_ing=g_ing, overlap_ing=g_ing < 1)
+    with store(rollout_unit=8, fields=PAD, ingestion=[counted], schedule=schedule) as made:
+        actor, learner = made.actor(lanes=2), made.learner()
+        for iteration in range(3):
+            for number in range(8 * iteration, 8 * iteration + 8, 2):
+                actor.push(step(number, 3 + iteration, 2))
+            actor.end_unit()
+            drawn = [number for batch in learner for number in host(batch.data["id"]).tolist()]
+            assert sorted(drawn) == list(range(8 * iteration, 8 * iteration + 8))
+            made.advance()
+    assert seen == [(8, 3), (8, 4), (8, 5)]
 
 
 def test_on_policy_who_gives_up_while_wider_rows_wait_holds_nobody_back():
