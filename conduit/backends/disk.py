@@ -112,6 +112,16 @@ class Disk:
             for file in files:
                 file.madvise(mmap.MADV_RANDOM)
 
+    def uncache(self, arrays: Iterable[Array]) -> None:
+        """Of the files that these arrays lie in, no page stays in memory."""
+        for file in {file for array in arrays if (file := _file_of(array)) is not None}:
+            # Pages that have to be written first, or that the mapping refers to, would stay.
+            os.fsync(file.fd)
+            file.madvise(mmap.MADV_DONTNEED)
+            os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        # The next batch's rows are asked for at once.
+        self._absent = True
+
     def ask(self, columns: Sequence[Array], index: RowIndex) -> int:
         """To be called before rows `index` are taken: asks for all of them, when those of the last batch weren't in memory.
         The answer is for `learn`."""

@@ -236,6 +236,10 @@ class EmulatedBackend:
         self._links.wait((*_mark(columns).flows, *self._issued.adopted.pop(columns.at, ())))
         return self._inner.hand_over(self._inside(columns), _where_they_are(columns, to))
 
+    def uncache(self, columns: Columns[Any]) -> None:
+        self._check(columns.at)
+        self._inner.uncache(self._inside(columns))
+
     def order(self, columns: Columns[Any]) -> None:
         """The host waits in emulated time: what it does next on a device isn't emulated, so nothing else could come later."""
         self._check(columns.at)

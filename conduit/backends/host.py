@@ -131,6 +131,10 @@ class HostTiers:
             array[tuple(map(slice, columns.arrays[path].shape))] = columns.arrays[path]
         return Columns(columns.at, {**columns.arrays, **wide}, columns.rows)
 
+    def uncache(self, columns: Columns[Array]) -> None:
+        if columns.at == DISK:
+            self._disk.uncache(columns.arrays.values())
+
     def exported(self, arrays: Mapping[str, Any]) -> None:
         """Another framework may use the memory of these arrays, parts of a batch, when nobody refers to them any more."""
         if self._recycler is not None:

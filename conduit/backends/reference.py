@@ -155,6 +155,10 @@ class ReferenceBackend:
     def hand_over(self, columns: Columns[Array], to: Target) -> Mapping[str, Any]:
         return exchange.accept(columns.arrays, to)
 
+    def uncache(self, columns: Columns[Array]) -> None:
+        if columns.at == DISK:
+            self._disk.uncache(columns.arrays.values())
+
     def order(self, columns: Columns[Array]) -> None:
         """Nothing to do: NumPy has finished when it returns."""
 

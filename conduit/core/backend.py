@@ -144,6 +144,11 @@ class Backend(Protocol[A]):
         `landing(to)`. The columns are given away. HandOverError where a dtype would change."""
         ...
 
+    def uncache(self, columns: Columns[A]) -> None:
+        """Stored columns on the disk are in its files alone, and no page of them in memory: so that the next read costs what it does where
+        memory has no room for them. Nothing happens to others."""
+        ...
+
     def order(self, columns: Columns[A]) -> None:
         """The caller's current stream waits for these columns; the host doesn't."""
         ...

@@ -62,6 +62,7 @@ class BackendTimings:
 
     - within one endpoint, and from a device: `read`, as delivery does, of rows drawn at random: a gather, then the move
     - from a host tier to another endpoint: `read`, and `write`, as ingestion does; the slower of the two counts, since the edge stands for both
+    - from the disk: of rows that no page in memory has, as where there are more than memory holds
     - to the disk: `write`, for a batch that is read "to the disk" lies in memory; from a device, `transfer`, as migration does
 
     Transfers at once are asked for one after the other by one thread, and waited for when all have been, as a store's operators do; but what
@@ -146,6 +147,10 @@ class BackendTimings:
             except BaseException as error:
                 failed.append(error)
 
+        for source in {edge[0] for edge in (*copied, *(edge for edge, _ in others))}:
+            if source == DISK:
+                # What has just been written would come from memory.
+                self._backend.uncache(self._scratch[source, source])
         began_s = self._clock.now()
         tasks = [
             self._clock.spawn(partial(run, edge, each), f"probe of {edge[0]} → {edge[1]}")

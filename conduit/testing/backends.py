@@ -430,6 +430,17 @@ class BackendContract:
             for copy in copies:
                 assert_stored(backend, copy, changed, (at, copy.at))
 
+    def test_rows_that_no_page_in_memory_has_are_the_same_and_go_on_being_written(self, backend: Backend[Any]):
+        for at in backend.endpoints():
+            columns, rows = self.filled(backend, at)
+            backend.uncache(columns)
+            assert_stored(backend, columns, rows, at)
+            fresh = example_rows(4, seed=7)
+            columns = backend.write(columns, 3, on_host(fresh))
+            backend.uncache(columns)
+            expected = {path: np.concatenate([array[:3], fresh[path], array[7:]]) for path, array in rows.items()}
+            assert_stored(backend, columns, expected, at)
+
     def test_nothing_handed_out_shares_memory_with_storage(self, backend: Backend[Any]):
         for at in backend.endpoints():
             columns, rows = self.filled(backend, at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -423,3 +424,25 @@ class TestTheLedger:
             store.actor().push_trajectory({"a": np.zeros((10, 1000), np.uint8)})
             store.learner().pull()
             assert store.ledger.traffic == {}
+
+
+def resident_pages(array: np.ndarray) -> int:
+    """Of an array's memory, as the kernel tells."""
+    address, pages = array.ctypes.data, -(-array.nbytes // mmap.PAGESIZE)
+    first = address - address % mmap.PAGESIZE
+    there = (ctypes.c_ubyte * (pages + 1))()
+    assert ctypes.CDLL(None, use_errno=True).mincore(ctypes.c_void_p(first), ctypes.c_size_t(array.nbytes), there) == 0
+    return sum(each & 1 for each in there[:pages])
+
+
+def test_uncached_rows_are_on_the_disk_alone_until_they_are_read(folder):
+    backend = load("reference", folder)
+    rows = {"x": random_bits(np.random.default_rng(0), (4096, 1024), np.dtype(np.uint8))}
+    columns = backend.allocate(Schema.infer(rows, "test"), 4096, DISK)
+    columns = backend.write(columns, 0, on_host(rows))
+    (array,) = columns.arrays.values()
+    assert resident_pages(array) > 900
+    backend.uncache(columns)
+    assert resident_pages(array) < 100
+    np.testing.assert_array_equal(array, rows["x"])
+    assert resident_pages(array) > 900

@@ -205,6 +205,10 @@ class JaxBackend:
             columns = self.read(columns, np.arange(columns.rows), list(columns.arrays), columns.at)
         return exchange.accept(columns.arrays, to)
 
+    def uncache(self, columns: Columns[Any]) -> None:
+        if columns.at.is_host:
+            self._host.uncache(columns)
+
     def order(self, columns: Columns[Any]) -> None:
         """Nothing to do: XLA runs what uses an array after what makes it."""
 

@@ -216,6 +216,10 @@ class TorchBackend:
             self._host.exported(columns.arrays)
         return exchange.accept(columns.arrays, to)
 
+    def uncache(self, columns: Columns[Any]) -> None:
+        if columns.at.is_host:
+            self._host.uncache(columns)
+
     def order(self, columns: Columns[Any]) -> None:
         if columns.note is None:
             return
