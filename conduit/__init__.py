@@ -20,7 +20,7 @@ from conduit.core.plans import Plan
 from conduit.core.priorities import PriorityUpdate
 from conduit.core.prioritized import Prioritized
 from conduit.core.sampling import Draw, Sampler, Sampling, Uniform
-from conduit.core.semantics import Schedule
+from conduit.core.schedule import Auto, Schedule
 from conduit.core.spread import Recency, Stratified
 from conduit.core.table import Table
 from conduit.measuring import measure
@@ -34,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Actor",
     "Archive",
+    "Auto",
     "Batch",
     "Counters",
     "Draw",

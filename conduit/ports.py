@@ -24,7 +24,7 @@ from conduit.core.ledger import Ledger, PortCall
 from conduit.core.order import Order, Turn
 from conduit.core.plain import is_plain
 from conduit.core.rollout import ActorLanes, Rollout
-from conduit.core.semantics import Numbering
+from conduit.core.schedule import Numbering
 from conduit.core.signature import Signature
 from conduit.core.staging import Outbox, Staged
 from conduit.errors import CancelledError, ClosedError, HandOverError, SchemaError, WaitTimeout

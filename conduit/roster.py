@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from conduit.core.semantics import Numbering
+from conduit.core.schedule import Numbering
 from conduit.core.whole import check_whole
 from conduit.errors import SettingError
 from conduit.ports import Learner

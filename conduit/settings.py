@@ -21,7 +21,8 @@ from conduit.core.plain import Packer
 from conduit.core.prioritized import Prioritized
 from conduit.core.rollout import WhenFull
 from conduit.core.sampling import Sampling, Uniform
-from conduit.core.semantics import Drawing, Schedule, Semantics, semantics_of
+from conduit.core.schedule import Schedule
+from conduit.core.semantics import Drawing, Semantics, semantics_of
 from conduit.core.spread import Recency, Stratified
 from conduit.core.table import MAIN, Table
 from conduit.errors import CheckpointError, SettingError

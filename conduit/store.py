@@ -33,7 +33,8 @@ from conduit.core.placer import Explanation
 from conduit.core.priorities import PriorityUpdate
 from conduit.core.rollout import ActorLanes, OffPolicyRollout, WhenFull
 from conduit.core.sampling import Sampling
-from conduit.core.semantics import Bounded, Numbering, OnPolicy, Schedule
+from conduit.core.schedule import Numbering, Schedule
+from conduit.core.semantics import Bounded, OnPolicy
 from conduit.core.snapshot import Snapshot, StoredRows
 from conduit.core.table import MAIN, LiveTable, Table
 from conduit.core.whole import check_whole

@@ -37,7 +37,8 @@ from conduit.core.probing import known, measure
 from conduit.core.recipe import Recipe
 from conduit.core.rollout import OffPolicyRollout
 from conduit.core.sampling import DrawStream
-from conduit.core.semantics import Numbering, OnPolicy, Schedule, Semantics
+from conduit.core.schedule import Numbering, Schedule
+from conduit.core.semantics import OnPolicy, Semantics
 from conduit.core.signature import Signature
 from conduit.core.staging import Inbox, Outbox
 from conduit.core.table import MAIN, REMOVER, LiveTable, Table

@@ -5,57 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from numbers import Real
 
 from conduit.core.limiter import Limiter, queue_of_capacity
 from conduit.core.ordered import Fifo, Lifo, MaxHeap, MinHeap
 from conduit.core.sampling import Sampling, Shuffled, Uniform
+from conduit.core.schedule import Numbering, Schedule, as_schedule, filled
 from conduit.core.spread import Recency, Stratified
 from conduit.core.table import MAIN, REMOVER, Table
 from conduit.core.whole import check_whole
 from conduit.errors import CapacityError, ScheduleError, SettingError, UnitError
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """When ingestion and delivery run, and how much one invocation takes (paper §6, Eq. 2).
-
-    `overlap_ing`: ingestion runs on its own thread behind rollout; `overlap_del`: delivery prepares batches behind the update.
-    `g_ing`, `g_del`: granularities. Off-policy, whole numbers of rollout units (pushes) and batches. On-policy, fractions k/M
-    of the iteration's rows and of a pass of M mini-batches. None: a whole unit, and one batch."""
-
-    overlap_ing: bool = False
-    g_ing: float | None = None
-    overlap_del: bool = False
-    g_del: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Numbering:
-    """Which global batches a learner gets (rank, rank + world, … within an iteration), and which are prepared together.
-
-    A learner counts its own batches by `index` from 0. `per_iteration`: how many of them an iteration has; None where
-    iterations don't bound what may be prepared."""
-
-    rank: int
-    world: int
-    per_group: int
-    per_iteration: int | None
-
-    def number(self, index: int) -> int:
-        """The global number of batch `index`."""
-        return self.rank + index * self.world
-
-    def group(self, index: int) -> range:
-        """The indices that one invocation of delivery prepares together with `index`."""
-        base = 0 if self.per_iteration is None else index - index % self.per_iteration
-        start = index - (index - base) % self.per_group
-        end = self.next_iteration(index)
-        return range(start, start + self.per_group if end is None else min(start + self.per_group, end))
-
-    def next_iteration(self, index: int) -> int | None:
-        """The first index of the iteration after that of `index`."""
-        return None if self.per_iteration is None else index - index % self.per_iteration + self.per_iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +63,8 @@ class OffPolicy:
 
     def resolve(self, schedule: Schedule | None) -> Schedule:
         """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
-        schedule = _as_schedule(schedule)
-        g_ing, g_del = _filled(schedule.g_ing, 1), _filled(schedule.g_del, 1)
+        schedule = as_schedule(schedule)
+        g_ing, g_del = filled(schedule.g_ing, 1), filled(schedule.g_del, 1)
         for name, g in (("g_ing", g_ing), ("g_del", g_del)):
             if not (math.isfinite(g) and g >= 1 and g == int(g)):
                 raise ScheduleError(f"{name}={g}: off-policy granularities are whole numbers ≥ 1")
@@ -118,10 +76,10 @@ class OffPolicy:
         return replace(schedule, g_ing=int(g_ing), g_del=int(g_del))
 
     def units_per_ingestion(self, schedule: Schedule) -> int:
-        return int(_filled(schedule.g_ing, 1))
+        return int(filled(schedule.g_ing, 1))
 
     def numbering(self, rank: int, world: int, schedule: Schedule) -> Numbering:
-        return Numbering(rank, world, int(_filled(schedule.g_del, 1)), None)
+        return Numbering(rank, world, int(filled(schedule.g_del, 1)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +106,8 @@ class Bounded:
 
     def resolve(self, schedule: Schedule | None) -> Schedule:
         """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
-        schedule = _as_schedule(schedule)
-        if schedule.overlap_del or _filled(schedule.g_del, 1) != 1:
+        schedule = as_schedule(schedule)
+        if schedule.overlap_del or filled(schedule.g_del, 1) != 1:
             raise ScheduleError(
                 "mode='bounded' draws every batch at its pull, so that its bound holds then: it allows overlap_del=False and g_del=1 "
                 f"only; got {schedule}"
@@ -157,7 +115,7 @@ class Bounded:
         return OffPolicy(self.capacity, self.batch_size).resolve(schedule)
 
     def units_per_ingestion(self, schedule: Schedule) -> int:
-        return int(_filled(schedule.g_ing, 1))
+        return int(filled(schedule.g_ing, 1))
 
     def numbering(self, rank: int, world: int, schedule: Schedule) -> Numbering:
         return Numbering(rank, world, 1, None)
@@ -207,8 +165,8 @@ class OnPolicy:
 
     def resolve(self, schedule: Schedule | None) -> Schedule:
         """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
-        schedule = _as_schedule(schedule)
-        g_ing, g_del = _filled(schedule.g_ing, 1), _filled(schedule.g_del, 1 / self.minibatches)
+        schedule = as_schedule(schedule)
+        g_ing, g_del = filled(schedule.g_ing, 1), filled(schedule.g_del, 1 / self.minibatches)
         for name, g in (("g_ing", g_ing), ("g_del", g_del)):
             k = g * self.minibatches
             if not 0 < g <= 1 or not math.isclose(k, round(k), abs_tol=1e-6):
@@ -219,7 +177,7 @@ class OnPolicy:
         return replace(schedule, g_ing=g_ing, g_del=g_del)
 
     def rows_per_ingestion(self, schedule: Schedule) -> int:
-        return round(_filled(schedule.g_ing, 1) * self.minibatches) * self.batch_size
+        return round(filled(schedule.g_ing, 1) * self.minibatches) * self.batch_size
 
     def numbering(self, rank: int, world: int, schedule: Schedule) -> Numbering:
         """Every row goes to exactly one learner a pass, and all learners get equally many batches."""
@@ -231,7 +189,7 @@ class OnPolicy:
         return Numbering(rank, world, self._batches_per_delivery(schedule), self.batches // world)
 
     def _batches_per_delivery(self, schedule: Schedule) -> int:
-        return round(_filled(schedule.g_del, 1 / self.minibatches) * self.minibatches)
+        return round(filled(schedule.g_del, 1 / self.minibatches) * self.minibatches)
 
 
 Semantics = OffPolicy | Bounded | OnPolicy
@@ -343,15 +301,3 @@ def _check_sizes(capacity: int, batch_size: int) -> None:
             f"capacity={capacity} is below batch_size={batch_size}: a batch could never be served; "
             f"expected a capacity of at least {batch_size} rows"
         )
-
-
-def _as_schedule(schedule: object) -> Schedule:
-    if schedule is not None and not isinstance(schedule, Schedule):
-        raise ScheduleError(f"schedule={schedule!r}: expected a conduit.Schedule, or None for everything in line")
-    return schedule or Schedule()
-
-
-def _filled(g: float | None, default: float) -> float:
-    if g is not None and (not isinstance(g, Real) or isinstance(g, bool)):
-        raise ScheduleError(f"a granularity of {g!r}: expected a number, or None for the default")
-    return default if g is None else g
