@@ -42,6 +42,12 @@ class Trainer(StrEnum):
     ppo = "ppo"
 
 
+class ScheduleName(StrEnum):
+    auto = "auto"
+    behind = "behind"
+    inline = "inline"
+
+
 class BackendName(StrEnum):
     torch = "torch"
     jax = "jax"
@@ -69,9 +75,12 @@ def demo(
     compare: Annotated[
         int | None, typer.Option(min=0, help="Steps of the in-line and overlapped runs compared after; 0 skips them.")
     ] = None,
-    inline: Annotated[
-        bool, typer.Option("--inline", help="Train with both operators in line, not overlapped.")
-    ] = False,
+    schedule: Annotated[
+        ScheduleName,
+        typer.Option(
+            help="When ingestion and delivery run: behind rollout and update, inline with them, or auto: as measured to be fastest."
+        ),
+    ] = ScheduleName.behind,
 ) -> None:
     """Trains an agent on CartPole-v1 through a store, and prints its return and where the seconds went.
 
@@ -79,7 +88,13 @@ def demo(
     show = _import("conduit.demos.show")
     module = _import(f"conduit.demos.{trainer}")
     solved = show.run(
-        module, backend and str(backend), seed=seed, steps=steps, episodes=evaluate, compare=compare, inline=inline
+        module,
+        backend and str(backend),
+        seed=seed,
+        steps=steps,
+        episodes=evaluate,
+        compare=compare,
+        schedule=str(schedule),
     )
     raise typer.Exit(0 if solved else 1)
 

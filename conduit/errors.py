@@ -63,6 +63,10 @@ class CheckpointError(ConduitError, OSError):
     Always made of one message: an OSError made of two arguments takes the first for its errno."""
 
 
+class TraceError(ConduitError, OSError):
+    """A timeline can't be written, or one is being recorded already. Made of one message, as a CheckpointError is."""
+
+
 class ClosedError(ConduitError, RuntimeError):
     """The store, or this port of it, is closed."""
 

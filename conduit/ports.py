@@ -150,6 +150,8 @@ class Actor:
         count, path = len(rows), self._path
         if not count:
             return 0
+        if path.ledger.recorder is not None:
+            rows.push = path.ledger.recorder.pushed(rows.data, count)
         deadline_s = call.began_s + (path.timeout_s if timeout_s is None else check_timeout(timeout_s))
         if path.signature.knows(rows):
             return count if self._take(rows, version, deadline_s, call) else 0
@@ -163,6 +165,9 @@ class Actor:
         path = self._path
         try:
             taken = path.rollout.put(self._lanes, rows, version, deadline_s, call)
+            call.took = int(taken)
+            if rows.push is not None:
+                rows.push.args["taken"] = taken
             path.ingestion.catch_up()
         except BaseException as error:
             path.ingestion.interrupted(error)
@@ -189,9 +194,7 @@ class PathOut:
     ingestion: Ingestion
     delivery: Delivery
     outbox: Outbox
-    numbering: Numbering
     batch_size: int
-    overlap: bool
     timeout_s: float
     turnstile: Condition
     """Guards what the learners of this path remember."""
@@ -207,9 +210,14 @@ class Learner:
     """One consumer: global batches `rank`, `rank + world`, … by number, whenever it asks for them. Threads that pull from one
     learner get successive batches, one after the other."""
 
-    def __init__(self, path: PathOut, rank: int, world: int, target: Target, index: int = 0) -> None:
+    def __init__(
+        self, path: PathOut, numbering: Numbering, behind: bool, rank: int, world: int, target: Target, index: int = 0
+    ) -> None:
+        """`numbering`: which batches are its, and which are prepared together; `behind`: by the operator's thread, ahead of its pulls."""
         self.rank, self.world, self.target = rank, world, target
         self._path = path
+        self._numbering, self._behind = numbering, behind
+        self._wanted: tuple[Numbering, bool] | None = None
         self._index = index
         self._requests: dict[int, Request] = {}
         self._puller: PortCall | None = None
@@ -226,17 +234,20 @@ class Learner:
             path.halt.check()
             deadline_s = call.began_s + (path.timeout_s if timeout_s is None else check_timeout(timeout_s))
             staged = self._next(call, deadline_s)
+            call.took = int(path.stream == 0)
             path.delivery.order(staged)
+            if path.ledger.recorder is not None:
+                path.ledger.recorder.pulled(staged.batch, staged.prepared)
         finally:
             call.end()
-        if self.rank == 0 and path.stream == 0 and path.numbering.per_iteration is None:
+        if self.rank == 0 and path.stream == 0 and self._numbering.per_iteration is None:
             path.ledger.end_iteration()
         assert isinstance(staged.batch, Batch)
         return staged.batch
 
     def __iter__(self) -> Iterator[Batch]:
         """Off-policy: batches for ever. On-policy: what is left of this iteration's."""
-        per_iteration = self._path.numbering.per_iteration
+        per_iteration = self._numbering.per_iteration
         end = None if per_iteration is None else per_iteration * (self._path.version() + 1)
         while end is None or self._index < end:
             yield self.pull()
@@ -249,7 +260,25 @@ class Learner:
     @property
     def number(self) -> int:
         """The number of the batch that the next pull asks for."""
-        return self._path.numbering.number(self._index)
+        return self._numbering.number(self._index)
+
+    def switch(self, numbering: Numbering, behind: bool) -> None:
+        """Batches that nobody has asked for so far are prepared so, from the first on that begins a group of `numbering`'s."""
+        with self._path.turnstile:
+            self._wanted = numbering, behind
+            self._adopt()
+
+    def follows(self, numbering: Numbering, behind: bool) -> bool:
+        """Whether that is so by now."""
+        return self._numbering == numbering and self._behind is behind
+
+    def _adopt(self) -> None:
+        if self._wanted is None:
+            return
+        first = max(self._requests, default=self._index - 1) + 1
+        numbering, behind = self._wanted
+        if numbering.group(first).start == first:
+            self._numbering, self._behind, self._wanted = numbering, behind, None
 
     def cancel(self) -> int:
         """Ends the pulls of this learner that wait, with CancelledError; the next pull asks for the same batch. One that prepares its
@@ -268,7 +297,7 @@ class Learner:
     def state(self, to_numpy: Callable[[Any], NDArray[Any]]) -> tuple[dict[str, Any], Callable[[float], None]]:
         """For a checkpoint, in a turn of the order: which batch comes next, what is staged, and what was asked for and isn't drawn.
         What is drawn and being prepared is put in by the function, called with a deadline when the turn is over."""
-        path, numbering = self._path, self._path.numbering
+        path, numbering = self._path, self._numbering
         with path.turnstile:
             index = self._index
             requests = {i: request for i, request in self._requests.items() if i >= index}
@@ -280,7 +309,7 @@ class Learner:
         firsts = {
             id(request): (i, request.lags[0], path.order.place_of(request.turn))
             for i, request in sorted(requests.items(), reverse=True)
-            if path.overlap and not request.turn.begun
+            if request.behind and not request.turn.begun
         }
         state = {
             "world": self.world,
@@ -300,7 +329,7 @@ class Learner:
         """Goes on from what was saved, in a learner that was just made. `schema`: of batches, for those whose trees couldn't be told."""
         self._index = state["index"]
         for index, told in state["staged"].items():
-            number = self._path.numbering.number(index)
+            number = self._numbering.number(index)
             leaves = {str(i): leaf for i, leaf in enumerate(told["leaves"])}
             request = Request(
                 [number],
@@ -309,6 +338,7 @@ class Learner:
                 self._path.stream,
                 self._path.outbox.put,
                 self._path.version,
+                self._behind,
             )
             request.turn = Turn()
             request.turn.begun = True
@@ -324,14 +354,14 @@ class Learner:
             self._path.outbox.put(number, staged)
         with self._path.turnstile:
             # In line, whoever pulls asks.
-            for index, lag, place in state["asked"] if self._path.overlap else ():
+            for index, lag, place in state["asked"] if self._behind else ():
                 if index not in self._requests:
                     self._ask(index, lag, place)
 
     def skip_to_iteration(self, iteration: int) -> None:
         """What `Store.advance` does to its learners: batches of earlier iterations are wanted no more; their requests are
         withdrawn, and what is staged of them is dropped."""
-        numbering = self._path.numbering
+        numbering = self._numbering
         assert numbering.per_iteration is not None
         first = iteration * numbering.per_iteration
         with self._path.turnstile:
@@ -376,9 +406,10 @@ class Learner:
     def _request(self, index: int) -> Request:
         """The request that the learner's next batch `index` is part of, made now if there is none. When that is the first of its
         group and batches are prepared ahead, the next group is asked for as well, within the iteration. The turnstile is held."""
+        self._adopt()
         request = self._requests.get(index) or self._ask(index)
-        if self._path.overlap:
-            numbering = self._path.numbering
+        if self._behind:
+            numbering = self._numbering
             group = numbering.group(index)
             ahead = group.stop
             # Where what a checkpoint had of the group is less than all, the rest comes first.
@@ -390,26 +421,24 @@ class Learner:
     def _ask(self, index: int, lag: int | None = None, place: float = math.inf) -> Request:
         """Asks for the batches of `index`'s group, from `index` on. `lag`, `place`: of that one, if a checkpoint brings it back. The
         turnstile is held."""
-        path, numbering = self._path, self._path.numbering
+        path, numbering, behind = self._path, self._numbering, self._behind
         stop = numbering.group(index).stop
         numbers = range(numbering.number(index), numbering.number(stop), numbering.world)
         first = index - self._index if lag is None else lag
         lags = range(first, first + stop - index)
         request = path.delivery.request(
-            numbers, lags, path.batch_size, path.outbox.put, path.version, path.stream, place
+            numbers, lags, path.batch_size, path.outbox.put, path.version, path.stream, place, behind
         )
         for i in range(index, stop):
             self._requests[i] = request
-        if path.overlap:
-            path.delivery.submit(request)
         return request
 
     def _take(self, index: int, request: Request, deadline_s: float, call: PortCall) -> Staged | None:
-        path, number = self._path, self._path.numbering.number(index)
+        path, number = self._path, self._numbering.number(index)
         waits = not request.turn.begun
         try:
             staged = path.outbox.take(number) if len(path.outbox) else None
-            if staged is None and not waits and not path.overlap:
+            if staged is None and not waits and not request.behind:
                 staged = self._await(request, deadline_s, number)
             elif staged is None:
                 with self._waiters:
@@ -418,7 +447,7 @@ class Learner:
                 raise staged.batch
         # In line nobody else would serve the request, and nobody at all serves one that failed: the next pull makes it anew.
         except BaseException as error:
-            if not path.overlap or isinstance(error, HandOverError):
+            if not request.behind or isinstance(error, HandOverError):
                 self._give_up(index)
             if isinstance(error, WaitTimeout):
                 raise WaitTimeout(f"{self._what(number)} timed out: {self._missing(number)}") from None
@@ -427,7 +456,7 @@ class Learner:
             raise
         finally:
             if waits:
-                _attribute(call, request, path.ingestion.rows_came_s(), path.halt.clock.now())
+                _attribute(call, request, path.ingestion.rows_came_s, path.halt.clock.now())
         return staged
 
     def _wait_for(self, request: Request, deadline_s: float, number: int) -> Staged | None:
@@ -439,7 +468,7 @@ class Learner:
             with path.ingestion.hurried(deadline_s):
                 return self._await(request, deadline_s, number)
         except (WaitTimeout, CancelledError):
-            if path.overlap or path.order.withdraw(request.turn):
+            if request.behind or path.order.withdraw(request.turn):
                 raise
         # It was drawn at the last moment: what comes only once would be lost.
         return self._await(request, deadline_s, number)
@@ -447,7 +476,7 @@ class Learner:
     def _await(self, request: Request, deadline_s: float, number: int) -> Staged | None:
         """Batch `number` as soon as it is staged, which in line is done here; None if it is not wanted any more."""
         path = self._path
-        if path.overlap:
+        if request.behind:
             return path.outbox.wait_take(number, deadline_s)
         try:
             path.delivery.step(request, deadline_s)
@@ -480,7 +509,7 @@ class Learner:
 
     def _missing(self, number: int) -> str:
         path = self._path
-        together = path.numbering.group(self._index).stop - self._index
+        together = self._numbering.group(self._index).stop - self._index
         missing = path.delivery.missing(path.batch_size, number, together)
         more = path.explain(number) if missing else ""
         return f"{missing or 'it is being prepared'}{f'; {more}' if more else ''}"
@@ -505,11 +534,11 @@ def _why_not_mine() -> str:
     return "another thread is pulling from this learner"
 
 
-def _attribute(call: PortCall, request: Request, rows_came_s: float, ended_s: float) -> None:
+def _attribute(call: PortCall, request: Request, rows_came_s: Callable[[float], float], ended_s: float) -> None:
     """Says what a pull's seconds went to before its draw: rows that nobody had pushed, or that were being ingested."""
     turn, began_s = request.turn, call.began_s
     before_s = max(0.0, min(turn.began_at_s, ended_s) - began_s)
     if turn.passed_over:
-        until_s = ended_s if turn.ready_at_s is None else min(turn.ready_at_s, rows_came_s)
+        until_s = ended_s if turn.ready_at_s is None else rows_came_s(turn.ready_at_s)
         call.starved_s = min(max(0.0, until_s - began_s), before_s)
     call.ingesting_s = before_s - call.starved_s

@@ -21,7 +21,7 @@ from conduit.core.plain import Packer
 from conduit.core.prioritized import Prioritized
 from conduit.core.rollout import WhenFull
 from conduit.core.sampling import Sampling, Uniform
-from conduit.core.schedule import Schedule
+from conduit.core.schedule import Auto, Schedule
 from conduit.core.semantics import Drawing, Semantics, semantics_of
 from conduit.core.spread import Recency, Stratified
 from conduit.core.table import MAIN, Table
@@ -30,7 +30,7 @@ from conduit.errors import CheckpointError, SettingError
 _SAMPLERS = (Uniform, Prioritized, Fifo, Lifo, MaxHeap, MinHeap, WithoutReplacement, Recency, Stratified)
 _LIMITERS = (MinSize, SampleToInsertRatio, Queue)
 _ITEMS = (Row, NStep, Sequence, Trajectory, Group)
-_PACKER = Packer((*_SAMPLERS, *_LIMITERS, *_ITEMS, Next, Stack, Schedule))
+_PACKER = Packer((*_SAMPLERS, *_LIMITERS, *_ITEMS, Next, Stack, Schedule, Auto))
 _OWN = "own"
 """Marks what is a class or function of the user's."""
 
@@ -54,7 +54,7 @@ class Settings:
     item: Item | None
     derive: Mapping[str, Derived] | None
     seed: int
-    schedule: Schedule | None
+    schedule: Schedule | Auto | None
     exact: bool
     inbox_units: int | None
     when_full: WhenFull

@@ -33,10 +33,11 @@ from conduit.core.placer import Explanation
 from conduit.core.priorities import PriorityUpdate
 from conduit.core.rollout import ActorLanes, OffPolicyRollout, WhenFull
 from conduit.core.sampling import Sampling
-from conduit.core.schedule import Numbering, Schedule
+from conduit.core.schedule import Auto, Numbering, Schedule, asked_schedule
 from conduit.core.semantics import Bounded, OnPolicy
 from conduit.core.snapshot import Snapshot, StoredRows
 from conduit.core.table import MAIN, LiveTable, Table
+from conduit.core.trace import MOST_EVENTS, Trace
 from conduit.core.whole import check_whole
 from conduit.errors import (
     CancelledError,
@@ -86,12 +87,15 @@ class Store:
     - `ingestion`, `delivery`: hooks, in the order in which they run (paper Fig. 8).
     - `placement`: "auto", the fastest that fits; kinds to choose from, of "cpu_pageable", "cpu_pinned", "single_gpu", "shared_gpu" and
       "mixed"; an endpoint or several with equal shares, by name ("pageable", "device:3"), or a `Placement` with shares. What is to be
-      chosen is so with the first row, for the learners that there are by then: pageable host where all take their batches on the host.
+      chosen is so with the first row, for the learners that there are by then: pageable host where all take their batches on the host. When
+      others come, rows move if that pays.
       `topology`: what to choose by, with its bandwidths: a `conduit.topology.Topology`, the path of a saved one that was measured on this
       machine, or a preset's name; by default it is measured when it is needed, which takes some seconds.
       `budgets`: bytes by tier, {"pageable": "24GiB"}, a device's for each device. `disk`: the folder of
       rows that are placed on "disk", made if need be (by default $CONDUIT_DISK, or the folder for temporary files).
-    - `schedule`: None runs everything in line. `exact`: every batch is drawn at its pull, after the latest priorities.
+    - `schedule`: None runs everything in line, a `Schedule` as it says: both are the same in every run. "auto", or `Auto` with caps, profiles
+      the first iterations and chooses what makes them shortest, and again when that no longer holds; which rows a batch's draw sees then depends
+      on what was measured. `exact`: every batch is drawn at its pull, after the latest priorities.
     - `inbox_units`: how many pushes may wait for an overlapped ingestion (64, or 4 · g_ing if that is more); `when_full`:
       whether one more blocks or is dropped and counted.
     - `timeout_s`: of every wait that isn't given its own; `math.inf` waits for ever. `clock`: the real one by default.
@@ -129,7 +133,7 @@ class Store:
         budgets: Mapping[str, Bytes] | None = None,
         disk: str | PathLike[str] | None = None,
         topology: Topology | str | PathLike[str] | None = None,
-        schedule: Schedule | None = None,
+        schedule: Schedule | Auto | Literal["auto"] | None = None,
         exact: bool = False,
         inbox_units: int | None = None,
         when_full: WhenFull = "block",
@@ -152,7 +156,7 @@ class Store:
             item=item,
             derive=derive,
             seed=seed,
-            schedule=schedule,
+            schedule=asked_schedule(schedule),
             exact=exact,
             inbox_units=inbox_units,
             when_full=when_full,
@@ -166,7 +170,7 @@ class Store:
         self._settings, self._wiring = settings, wiring
         self._clock, self._halt, self._ledger, self._order = wiring.clock, wiring.halt, wiring.ledger, wiring.order
         self._backend, self._buffer, self._rollout = wiring.backend, wiring.buffer, wiring.rollout
-        self._semantics, self._schedule = wiring.semantics, wiring.schedule
+        self._semantics, self._switchboard = wiring.semantics, wiring.switchboard
         self._ports = self._halt.condition("ports")
         self._on_demand = 0
         self._actors = ActorRoster()
@@ -184,8 +188,10 @@ class Store:
         # Operators' threads hold the parts, not the store: a store that nobody refers to any more is closed.
         self._finalizer = weakref.finalize(self, _halt_quietly, self._halt)
         self._finalizer.atexit = False
-        if self._schedule.overlap_ing:
+        if any(mode.overlap for mode in wiring.feasible.ingestion):
             self._tasks.append(self._clock.spawn(wiring.ingestion.run, "conduit-ingestion"))
+        if wiring.scheduler is not None:
+            self._tasks.append(self._clock.spawn(wiring.scheduler.run, "conduit-scheduler"))
 
     # Ports
 
@@ -221,16 +227,20 @@ class Store:
         landing = self._backend.landing(target)
         with self._ports:
             self._learners.check(table, rank, world)
-            numbering = self._semantics.numbering(rank, world, self._schedule)
+            schedule = self.schedule
+            numbering = self._semantics.numbering(rank, world, schedule)
             self._wiring.placer.join(landing)
-            path = self._wiring.path_out(live, target, numbering, f"outbox of learner {rank} of {table}", self)
+            path = self._wiring.path_out(live, target, f"outbox of learner {rank} of {table}", self)
             saved, first = self._learners.claim(table, rank, world, numbering, self.version)
-            learner = Learner(path, rank, world, target, first)
+            learner = Learner(path, numbering, schedule.overlap_del, rank, world, target, first)
             self._learners.add(table, learner)
             if saved is not None:
                 learner.load(saved, None if self._buffer.schema is None else self._buffer.batch_schema)
-            if self._schedule.overlap_del:
+            self._switchboard.join(learner)
+            if any(mode.overlap for mode in self._wiring.feasible.delivery):
                 self._tasks.append(self._clock.spawn(path.delivery.run, f"conduit-delivery-{rank}"))
+            if self._wiring.mover.wants_thread():
+                self._tasks.append(self._clock.spawn(self._wiring.mover.run, "conduit-placement"))
         return learner
 
     def sample(
@@ -261,11 +271,10 @@ class Store:
             path = self._on_demand_paths.get((table, target))
             if path is None:
                 self._wiring.placer.join(landing, on_demand=True)
-                path = self._wiring.path_out(
-                    live, target, Numbering(0, 1, 1, None), f"outbox on demand of {table}", self
-                )
+                path = self._wiring.path_out(live, target, f"outbox on demand of {table}", self)
                 self._on_demand_paths[table, target] = path
-        asker = Learner(replace(path, batch_size=rows, overlap=False, stream=_ON_DEMAND), 0, 1, target, number)
+        path = replace(path, batch_size=rows, stream=_ON_DEMAND)
+        asker = Learner(path, Numbering(0, 1, 1, None), False, 0, 1, target, number)
         self._asking.add(asker)
         try:
             with live.asked(rows, self._order.changed):
@@ -321,7 +330,10 @@ class Store:
                 self._ledger.end_iteration()
                 return version
             if not isinstance(self._semantics, Bounded):
-                return self._rollout.advance()
+                version = self._rollout.advance()
+                # Draws that were asked for before are of the version before, whenever they are made.
+                self._order.act(self._rollout.tell_draws)
+                return version
             assert isinstance(self._rollout, OffPolicyRollout)
             with self._order.changed:
                 version = self._rollout.advance_held(self._deadline(None))
@@ -333,6 +345,7 @@ class Store:
                 raise
             # No deadline: the version is counted, and what is ahead ends by itself.
             with self._order.serve(turn, None, _why_ingesting), self._order.changed:
+                self._rollout.tell_draws()
                 stale = self._buffer.older_than(version - self._semantics.max_staleness)
                 self._rollout.stale_rows += self._wiring.tables[MAIN].exclude(stale)
                 self._wiring.admission.changed()
@@ -346,7 +359,8 @@ class Store:
         rows will go. May be called from any thread; `timeout_s`: of each wait, for another move or a turn.
 
         `placement`: endpoints or a `Placement`, where the rows stay from then on. None: what the store would choose by now, as it does
-        by itself when rows grow; rows are moved where that takes less time than it saves in `iterations` iterations.
+        by itself when rows grow, when a learner comes for whom they lie badly, and, with an automatic schedule, now and then; rows are
+        moved where that takes less time than it saves in `iterations` iterations.
 
         While it is under way, the rows have memory in both places: CapacityError names the endpoints where both don't fit, before
         anything is moved. MigrationError where it fails on the way: the rows are whole where they were, and the store goes on.
@@ -370,11 +384,7 @@ class Store:
                 raise
             parts.placer.fix(asked)
             return moved
-        storage = self._buffer.storage
-        if storage is None:
-            raise SettingError("migrate(): there is no row yet, and the first decides where rows go")
-        best = parts.placer.worth_moving(storage.row_bytes, storage.placement, storage.bytes_by_endpoint(), iterations)
-        return parts.migrator.migrate(best, timeout_s)
+        return parts.mover.weigh(iterations, timeout_s)
 
     @property
     def migrations(self) -> tuple[Migrated, ...]:
@@ -382,8 +392,9 @@ class Store:
         return tuple(self._wiring.migrator.done)
 
     def explain(self, *, measure: bool = False) -> Explanation:
-        """Where rows are, why, and what else could be, with predicted times (paper §5.2). Print it. Where the store was given no `topology` and
-        has measured none, the bandwidths are assumed, and marked so; `measure` takes some seconds to measure them.
+        """Where rows are, when the operators run, and why, with the predicted times of what else could be (paper §5.2, §6.3). Print it.
+        Where the store was given no `topology` and has measured none, the bandwidths are assumed, and marked so; `measure` takes some seconds
+        to measure them.
 
         SettingError before the first row, whose size it depends on: `conduit.plan` answers for any size."""
         self._halt.check()
@@ -392,7 +403,14 @@ class Store:
             raise SettingError(
                 "explain(): it depends on the size of a row, and there is none yet; conduit.plan(…) answers for any size"
             )
-        return self._wiring.placer.explain(storage.row_bytes, storage.placement, storage.bytes_by_endpoint(), measure)
+        explained = self._wiring.placer.explain(
+            storage.row_bytes, storage.placement, storage.bytes_by_endpoint(), measure
+        )
+        scheduler, now = self._wiring.scheduler, self.schedule
+        if scheduler is None:
+            given = f"schedule: ingestion {now.ingestion}; delivery {now.delivery}; as it was given"
+            return replace(explained, schedule=given)
+        return replace(explained, schedule=scheduler.explain(), choice=scheduler.choice)
 
     @contextmanager
     def preloading(self) -> Iterator[None]:
@@ -422,6 +440,14 @@ class Store:
     def update(self) -> AbstractContextManager[object]:
         """Marks the block as learner update in the ledger."""
         return self._ledger.mark("update")
+
+    def trace(self, path: str | PathLike[str], *, events: int = MOST_EVENTS) -> Trace:
+        """For the block, records what happens; at its end, also when it raises, `path` is a timeline (Chrome's trace-event JSON) that
+        ui.perfetto.dev opens. Times are the store's clock's. `events`: the newest that are kept; how many older ones were dropped is in the
+        file. TraceError where `path` can't be written, at once, or where a trace is being taken already."""
+        self._halt.check()
+        about = {"backend": self._backend.name, "mode": self._semantics.name, "schedule": asdict(self.schedule)}
+        return Trace(path, self._ledger, events, about)
 
     def read(self, first: int = 0, most: int | None = None) -> StoredRows:
         """The next `most` live rows (by default all) from key `first` on, as they are stored, in host memory of their own. SchemaError
@@ -477,7 +503,7 @@ class Store:
         budgets: Mapping[str, Bytes] | None = None,
         disk: str | PathLike[str] | None = None,
         topology: Topology | str | PathLike[str] | None = None,
-        schedule: Schedule | None = None,
+        schedule: Schedule | Auto | Literal["auto"] | None = None,
         lanes: Literal["cut", "continue"] = "cut",
         example: Tree = None,
         timeout_s: float | None = None,
@@ -516,7 +542,7 @@ class Store:
                 backend=chosen if isinstance(chosen, str) else None,
                 capacity=settings.capacity if capacity is None else capacity,
                 budgets=settings.budgets if budgets is None else budgets,
-                schedule=settings.schedule if schedule is None else schedule,
+                schedule=settings.schedule if schedule is None else asked_schedule(schedule),
                 timeout_s=settings.timeout_s if timeout_s is None else timeout_s,
             )
             store = cls.__new__(cls)
@@ -545,7 +571,8 @@ class Store:
 
     @property
     def schedule(self) -> Schedule:
-        return self._schedule
+        """The one that the store follows, or, where that is chosen, is about to."""
+        return self._switchboard.schedule
 
     def __len__(self) -> int:
         """How many rows are live: ingested and not evicted."""
@@ -570,7 +597,7 @@ class Store:
         wanted = self._semantics.batch_size if rows is None else rows
         check_whole("can_sample(rows)", wanted)
         number = min((learner.number for learner in self._learners.of(table).values()), default=0)
-        together = int(self._schedule.g_del or 1) if rows is None and not isinstance(self._semantics, OnPolicy) else 1
+        together = int(self.schedule.g_del or 1) if rows is None and not isinstance(self._semantics, OnPolicy) else 1
         return _is_allowed(lambda: live.check_sample(wanted)) and self._order.between_turns(
             lambda: live.missing(self._buffer.window, wanted, number, together) is None, False
         )
@@ -593,6 +620,8 @@ class Store:
         table's `inserted` and `sampled` are what its limiter goes by: without what was pushed and drawn while preloading."""
         schema, tables = self._buffer.schema, self._wiring.tables
         told = [each for each in self._wiring.priorities.values() if each is not None]
+        with self._order.changed:
+            self._order.run_due()
         return {
             "backend": self._backend.name,
             "mode": self._semantics.name,
@@ -612,7 +641,7 @@ class Store:
             "staged_batches": {rank: each.staged for rank, each in self._learners.of(MAIN).items()},
             "tables": {name: self._table_info(live) for name, live in tables.items()},
             "restored": self._restored and {**self._restored, "dropped_batches": self._learners.dropped_batches},
-            "schedule": asdict(self._schedule),
+            "schedule": asdict(self.schedule),
         }
 
     # Life

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from os import PathLike
 from typing import Any
@@ -20,6 +20,7 @@ from conduit.core.checkpoint import Parts
 from conduit.core.declared import Declared
 from conduit.core.delivery import Delivery
 from conduit.core.experience import Schema
+from conduit.core.feasible import Feasible, feasible, staged_batches
 from conduit.core.growth import Growth
 from conduit.core.halt import Halt, check_timeout
 from conduit.core.hook import Hook, check_chain
@@ -37,14 +38,17 @@ from conduit.core.probing import known, measure
 from conduit.core.recipe import Recipe
 from conduit.core.rollout import OffPolicyRollout
 from conduit.core.sampling import DrawStream
-from conduit.core.schedule import Numbering, Schedule
+from conduit.core.schedule import Auto, Schedule, asked_schedule
+from conduit.core.scheduler import Scheduler
 from conduit.core.semantics import OnPolicy, Semantics
 from conduit.core.signature import Signature
 from conduit.core.staging import Inbox, Outbox
 from conduit.core.table import MAIN, REMOVER, LiveTable, Table
 from conduit.errors import SettingError, TopologyError
+from conduit.mover import Mover
 from conduit.ports import PathOut
 from conduit.settings import Settings
+from conduit.switchboard import Switchboard
 from conduit.topology.cluster import Topology
 from conduit.topology.endpoint import Tier
 from conduit.topology.files import check_machine, named
@@ -61,10 +65,15 @@ class Wiring:
     order: Order
     backend: Backend[Any]
     semantics: Semantics
-    schedule: Schedule
+    feasible: Feasible
+    """The schedules that may be; one, where it was given."""
+    switchboard: Switchboard
+    scheduler: Scheduler | None
+    """What chooses one of them; None where there is one."""
     buffer: ExperienceBuffer
     placer: Placer
     migrator: Migrator
+    mover: Mover
     tables: Mapping[str, LiveTable]
     remover: LiveTable | None
     """What says which rows leave; None: the oldest do."""
@@ -102,7 +111,7 @@ class Wiring:
             self.growth,
         )
 
-    def path_out(self, table: LiveTable, target: Target, numbering: Numbering, outbox: str, owner: object) -> PathOut:
+    def path_out(self, table: LiveTable, target: Target, outbox: str, owner: object) -> PathOut:
         """A way out of the store, through `table`, to `target`."""
         delivery = Delivery(
             hooks=self.delivery_hooks,
@@ -115,7 +124,6 @@ class Wiring:
             ledger=self.ledger,
             target=target,
             choices=self.choices,
-            in_line=not self.schedule.overlap_del,
             tables=tuple(self.tables.values()),
             remover=self.remover,
             growth=self.growth,
@@ -127,14 +135,12 @@ class Wiring:
             order=self.order,
             ingestion=self.ingestion,
             delivery=delivery,
-            outbox=Outbox(self.halt, outbox),
-            numbering=numbering,
+            outbox=Outbox(self.halt, outbox, self.ledger),
             batch_size=semantics.batch_size,
-            overlap=self.schedule.overlap_del,
             timeout_s=self.timeout_s,
             turnstile=self.halt.condition(f"{outbox}'s pulls"),
             owner=owner,
-            version=lambda: rollout.version,
+            version=lambda: rollout.version_of_draws,
             explain=lambda number: _explain(rollout, semantics, number),
         )
 
@@ -157,22 +163,22 @@ def wire(
     recipe = Recipe(settings.item or Row(), {} if settings.derive is None else settings.derive)
     semantics = settings.semantics()
     _check_recipe(recipe, semantics)
-    schedule = semantics.resolve(settings.schedule)
     hooks = {"ingestion": check_chain(ingestion, "ingestion"), "delivery": check_chain(delivery, "delivery")}
+    asked = asked_schedule(settings.schedule)
+    schedules = _schedules(asked, settings, semantics, hooks["ingestion"])
+    schedule = schedules.simplest
     clock = backends.clock_of(made, clock)
     halt, ledger = Halt(clock), Ledger(clock)
     halt.tell_waited = ledger.waited
     order = Order(halt)
     there = _topology(topology)
     budgets = _budgets(settings.budgets, made, there)
-    placer = Placer(made, placement, budgets, _demand(settings, semantics, schedule), there, _here(made, clock))
+    placer = Placer(made, placement, budgets, _demand(settings, semantics, schedules), there, _here(made, clock))
     seed, in_order = int(settings.seed), semantics.remover is None
     remover = None
     if semantics.remover is not None:
         table = Table(semantics.remover)
         remover = LiveTable(REMOVER, table, semantics.capacity, semantics.batch_size, seed, None, in_order)
-    # Where a push is written before it returns, its arrays need no copy before.
-    lends = not (isinstance(semantics, OnPolicy) or ingestion or schedule.overlap_ing) and schedule.g_ing == 1
     buffer = ExperienceBuffer(
         made,
         semantics.capacity,
@@ -182,10 +188,9 @@ def wire(
         recipe,
         None if remover is None else remover.sampler,
         ledger.meter,
-        lends,
     )
     # What one invocation of delivery prepares is drawn at once.
-    together = 1 if isinstance(semantics, OnPolicy) else int(schedule.g_del or 1)
+    together = 1 if isinstance(semantics, OnPolicy) else int(max(mode.g for mode in schedules.delivery))
     tables = {
         name: LiveTable(
             name,
@@ -207,12 +212,13 @@ def wire(
     inbox = Inbox(
         halt,
         order,
-        in_line=not schedule.overlap_ing,
-        hold_back=schedule.overlap_ing and not isinstance(semantics, OnPolicy),
+        behind=schedule.overlap_ing,
+        holds_back=not isinstance(semantics, OnPolicy),
     )
     needs_edges = chain.needs_edges or not recipe.trivial
-    rollout = _rollout(settings, semantics, schedule, halt, inbox, admission, needs_edges)
-    migrator = Migrator(made, buffer, order, halt, plan_of=placer.transfer_plan)
+    rollout = _rollout(settings, semantics, schedules, schedule, halt, inbox, admission, needs_edges)
+    migrator = Migrator(made, buffer, order, halt, plan_of=placer.transfer_plan, passed=ledger.passed)
+    mover = Mover(placer, migrator, buffer, halt, settings.timeout_s)
     growth = None
     if declared is not None:
         _check_growth(declared, told)
@@ -225,6 +231,30 @@ def wire(
             has_hooks=chain.has_hooks,
             why_not_now=_edge(rollout, semantics),
         )
+    signature = Signature(
+        exchange.to_numpy,
+        any(table.prioritized for table in told),
+        min((table.sampler.highest_priority for table in told if table.prioritized), default=0.0),
+        finals_of=recipe.final_sources(),
+        declared=declared,
+        has_hooks=chain.has_hooks,
+        widen=growth.widen if growth else lambda schema, timeout_s: schema,
+    )
+    # Where a push is written before it returns, its arrays need no copy before.
+    lends = not (isinstance(semantics, OnPolicy) or ingestion)
+    switchboard = Switchboard(semantics, rollout, signature, ledger, schedule, lends)
+    scheduler = None
+    if isinstance(asked, Auto) and len(schedules.schedules) > 1:
+        scheduler = Scheduler(
+            halt,
+            ledger,
+            semantics,
+            asked,
+            lambda: schedules.staging(placer.staged_batches),
+            switchboard,
+            lambda: 0 if buffer.storage is None else buffer.storage.row_bytes,
+            mover.look,
+        )
     return Wiring(
         clock=clock,
         halt=halt,
@@ -232,10 +262,13 @@ def wire(
         order=order,
         backend=made,
         semantics=semantics,
-        schedule=schedule,
+        feasible=schedules,
+        switchboard=switchboard,
+        scheduler=scheduler,
         buffer=buffer,
         placer=placer,
         migrator=migrator,
+        mover=mover,
         tables=tables,
         remover=remover,
         admission=admission,
@@ -252,27 +285,39 @@ def wire(
             order=order,
             halt=halt,
             ledger=ledger,
-            overlap=schedule.overlap_ing,
             growth=growth,
         ),
         delivery_hooks=hooks["delivery"],
-        signature=Signature(
-            exchange.to_numpy,
-            any(table.prioritized for table in told),
-            min((table.sampler.highest_priority for table in told if table.prioritized), default=0.0),
-            copies=not lends,
-            finals_of=recipe.final_sources(),
-            declared=declared,
-            has_hooks=chain.has_hooks,
-            widen=growth.widen if growth else lambda schema, timeout_s: schema,
-        ),
+        signature=signature,
         growth=growth,
         hook_names=[hook.name for hook in (*hooks["ingestion"], *hooks["delivery"])],
         timeout_s=settings.timeout_s,
     )
 
 
-def _demand(settings: Settings, semantics: Semantics, schedule: Schedule) -> Demand:
+def _schedules(asked: Schedule | Auto, settings: Settings, semantics: Semantics, hooks: Sequence[Hook]) -> Feasible:
+    """Those that may be: the one that was given, or what the mode, the hooks' scopes and the caps of an automatic one allow."""
+    if isinstance(asked, Schedule):
+        schedule = semantics.resolve(asked)
+        return Feasible((schedule.ingestion,), (schedule.delivery,), _minibatches(semantics))
+    main = semantics.tables[MAIN]
+    found = feasible(
+        semantics,
+        asked,
+        pipelines=not hooks or hooks[0].per == "row",
+        counted=main.limiter is not None or main.max_times_sampled is not None,
+    )
+    if settings.inbox_units is None or isinstance(semantics, OnPolicy):
+        return found
+    fit = tuple(mode for mode in found.ingestion if mode.g <= settings.inbox_units)
+    return replace(found, ingestion=fit or found.ingestion[:1])
+
+
+def _minibatches(semantics: Semantics) -> int:
+    return semantics.minibatches if isinstance(semantics, OnPolicy) else 1
+
+
+def _demand(settings: Settings, semantics: Semantics, schedules: Feasible) -> Demand:
     """What the store will ask of its placement, as far as its settings say."""
     limiter = semantics.tables[MAIN].limiter
     if isinstance(semantics, OnPolicy):
@@ -280,8 +325,9 @@ def _demand(settings: Settings, semantics: Semantics, schedule: Schedule) -> Dem
     else:
         ratio = limiter.samples_per_insert if isinstance(limiter, SampleToInsertRatio) else 1.0
     declared = settings.declared
-    staged = 1 if isinstance(semantics, OnPolicy) else int(schedule.g_del or 1)
-    return Demand(semantics.capacity, semantics.batch_size, ratio, staged, declared is not None and bool(declared.axis))
+    staging = sorted({staged_batches(mode, schedules.minibatches) for mode in schedules.delivery}, reverse=True)
+    grows = declared is not None and bool(declared.axis)
+    return Demand(semantics.capacity, semantics.batch_size, ratio, tuple(staging), grows)
 
 
 def _topology(given: Topology | str | PathLike[str] | None) -> Topology | None:
@@ -378,6 +424,7 @@ def _check_recipe(recipe: Recipe, semantics: Semantics) -> None:
 def _rollout(
     settings: Settings,
     semantics: Semantics,
+    schedules: Feasible,
     schedule: Schedule,
     halt: Halt,
     inbox: Inbox,
@@ -392,15 +439,16 @@ def _rollout(
             raise SettingError(
                 "inbox_units and when_full are off-policy: an on-policy inbox is bounded by the iteration and drops nothing"
             )
-        rows = semantics.rows_per_ingestion(schedule)
+        rows = semantics.units_per_ingestion(schedule)
         return OnPolicyRollout(halt, inbox, semantics.rollout_unit, rows, needs_edges)
     group = semantics.units_per_ingestion(schedule)
+    most = int(max(mode.g for mode in schedules.ingestion))
     return OffPolicyRollout(
         halt=halt,
         inbox=inbox,
         admission=admission,
         units_per_group=group,
-        limit=max(64, 4 * group) if units is None else units,
+        limit=max(64, 4 * most) if units is None else units,
         when_full=when_full,
         cuts_matter=needs_edges,
         max_staleness=semantics.max_staleness,

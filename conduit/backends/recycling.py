@@ -19,7 +19,7 @@ from conduit.backends.carving import uninitialised
 
 Bytes = NDArray[np.uint8]
 
-_LEAST_BYTES = 8 << 20
+_LEAST_BYTES = 1 << 20
 """From this size on memory is recycled."""
 _MOST_BYTES = 1 << 30
 """All that is remembered, lent or not: what is lent beyond it goes when its holder drops it. Two batches must fit."""

@@ -50,6 +50,10 @@ class Admission:
 
         It may be asked while a group is being published: then its rows are pending still, beside what is known of them by then, and
         the answer errs on the side of no."""
+        self._order.run_due()
+        return self._lets_in(rows)
+
+    def _lets_in(self, rows: int) -> bool:
         window = self._window()
         return all(table.may_insert(rows, window) for table in self._tables)
 
@@ -63,7 +67,8 @@ class Admission:
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Waits until a push of `rows` rows is let in, or `is_over()`."""
-        if not self._queue and has_room() and self.may_insert(rows):
+        self._order.run_due()
+        if not self._queue and has_room() and self._lets_in(rows):
             return
         mine = Held(threading.current_thread().name, rows)
         self._queue.append(mine)
@@ -71,7 +76,7 @@ class Admission:
             with waiters:
                 self._halt.wait(
                     self._order.changed,
-                    lambda: is_over() or (self._queue[0] is mine and has_room() and self.may_insert(rows)),
+                    lambda: is_over() or (self._queue[0] is mine and has_room() and self._lets_in(rows)),
                     deadline_s,
                     lambda: self._why(mine, has_room, why_full),
                 )

@@ -68,11 +68,9 @@ class ExperienceBuffer:
         recipe: Recipe | None = None,
         remover: Sampler | None = None,
         meter: Callable[[Endpoint], Meter | None] = lambda at: None,
-        lends: bool = False,
     ) -> None:
         """`place`: says where rows of a form go, and whether in place of those that are there. `remover`: chooses the rows that leave
-        when there is no room; None: the oldest do. It needs a trivial recipe. `meter`: is told of the traffic at an endpoint. `lends`: rows
-        are in the arrays of whoever pushed them, who may change these when `write` has returned."""
+        when there is no room; None: the oldest do. It needs a trivial recipe. `meter`: is told of the traffic at an endpoint."""
         self.capacity = capacity
         self.place = place
         self._remover = remover
@@ -80,7 +78,6 @@ class ExperienceBuffer:
         """The slots, where a remover chooses who leaves."""
         self._inserted = 0
         self._room = Room(backend, budgets, meter)
-        self._lends = lends
         self._recipe = recipe or Recipe()
         self._storage: Storage | None = None
         self._closing = threading.Lock()
@@ -156,7 +153,7 @@ class ExperienceBuffer:
 
     def write(self, rows: Rows) -> list[Written]:
         """Appends rows. Where there is no room, as many others leave: the oldest, or those that the remover chooses among the rows
-        that were there before. Their arrays, which nobody changes any more, fix the stored schema if they are the first."""
+        that were there before. Their arrays, which nobody changes until this has returned, fix the stored schema if they are the first."""
         columns = self._columns(rows)
         if self.places is not None:
             return self._replace(self.places, columns, rows.version)
@@ -194,11 +191,11 @@ class ExperienceBuffer:
         """No row is live any more; numbers go on counting."""
         self._evict(self._window.stop)
 
-    def read(self, selection: Selection, to: Endpoint) -> Columns[Any]:
-        """What was selected, as leaves of a batch in memory of their own at `to`. The caller holds a lease from
-        `selection.oldest()` on."""
+    def read(self, selections: Sequence[Selection], to: Endpoint) -> list[Columns[Any]]:
+        """What was selected for each of some batches, as leaves of a batch in memory of their own at `to`. The caller holds a lease from
+        the oldest of `Selection.oldest()` on."""
         assert self._storage is not None
-        return self._storage.read(selection, to)
+        return self._storage.read_all(selections, to)
 
     def is_quick(self, to: Endpoint, selections: Sequence[Selection]) -> bool:
         """Whether what was selected is read to `to` in less time than a lease on it takes."""
@@ -371,7 +368,7 @@ class ExperienceBuffer:
             leaves = schema.flatten(rows.data, "stored rows")
             if rows.schema is not schema:
                 schema.check(leaves, "stored rows", count)
-        if self._lends and self._storage is not None and not self._storage.on_host:
+        if rows.lent and self._storage is not None and not self._storage.on_host:
             # A device may go on reading after the push has returned.
             leaves = {path: np.array(leaf) for path, leaf in leaves.items()}
         return Columns(PAGEABLE, leaves, count)

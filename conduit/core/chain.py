@@ -27,6 +27,10 @@ from conduit.core.staging import Cut, Group
 from conduit.errors import HookError, SchemaError
 
 
+_TOGETHER_BYTES = 1 << 17
+"""To copy more than that takes longer than the writes that it saves."""
+
+
 class IngestionChain:
     """The ingestion hooks, in three parts: the row-scope prefix, which runs on rows as they come; from the first barrier
     on, what runs once on a whole unit; and from the first trajectory-scope hook on, what runs on whole fragments.
@@ -89,10 +93,10 @@ class IngestionChain:
         """How many rows that came are held until others do."""
         return len(self._lanes) + sum(len(rows) for rows in self._held)
 
-    def process(self, group: Group) -> list[Rows | Cut]:
+    def process(self, group: Group, apart: bool = False) -> list[Rows | Cut]:
         """What is to be stored of a group, and which lanes are cut, in order. Groups must come in the order in which they
-        were sealed."""
-        if not self.has_hooks and len(group.units) == 1:
+        were sealed. `apart`: one write costs little, so wide rows that no hook sees aren't copied to be together."""
+        if not self.has_hooks and (len(group.units) == 1 or (apart and _size(group.units) > _TOGETHER_BYTES)):
             return group.units
         for unit in group.units if self._finals_of else ():
             if isinstance(unit, Rows) and type(unit.data) is not dict:
@@ -249,6 +253,11 @@ class IngestionChain:
             else:
                 unit = _run_on_rows((hook,), _as_rows(unit))
         return [_owned(_as_rows(unit), [fragment.rows for fragment in before])]
+
+
+def _size(units: Sequence[Rows | Cut]) -> int:
+    """In bytes."""
+    return sum(leaf.nbytes for unit in units if isinstance(unit, Rows) for leaf in optree.tree_leaves(unit.data))
 
 
 def _alike(one: Tree, other: Tree) -> bool:

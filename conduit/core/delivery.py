@@ -44,7 +44,7 @@ class Request:
     """Batches to draw in one turn and stage one after the other.
 
     `lags`: the priority lag of each. `stage`: where each goes as soon as it is ready. `version`: tells the policy version whose rows
-    are being taken. `turn` and `drawn` are set once the
+    are being taken. `behind`: the operator's thread prepares them, not whoever asks. `turn` and `drawn` are set once the
     request has its place in the order, and once it has been its turn."""
 
     numbers: Sequence[int]
@@ -53,6 +53,7 @@ class Request:
     stream: int
     stage: Callable[[int, Staged], None]
     version: Callable[[], int]
+    behind: bool
     turn: Turn = field(init=False)
     drawn: Drawn | None = None
     read: deque[Columns[Any]] | BaseException | None = None
@@ -98,13 +99,12 @@ class Delivery:
         ledger: Ledger,
         target: Target,
         choices: DrawStream,
-        in_line: bool,
         tables: Sequence[LiveTable],
         remover: LiveTable | None,
         growth: Growth | None = None,
     ) -> None:
-        """`choices`: for what an item chooses by chance; used in turns only, as the table is. `in_line`: whoever asks for a
-        batch prepares it as well. `tables`: all over these rows; `remover`: says which of these leave, if not the oldest do."""
+        """`choices`: for what an item chooses by chance; used in turns only, as the table is. `tables`: all over these
+        rows; `remover`: says which of these leave, if not the oldest do."""
         self._hooks = tuple(hooks)
         self._backend = backend
         self._buffer = buffer
@@ -115,7 +115,6 @@ class Delivery:
         self._ledger = ledger
         self._target = target
         self._choices = choices
-        self._in_line = in_line
         self._tables = tables
         self._remover = remover
         self._growth = growth
@@ -134,15 +133,22 @@ class Delivery:
         version: Callable[[], int],
         stream: int = 0,
         place: float = math.inf,
+        behind: bool = False,
     ) -> Request:
         """Takes a place in the order for batches `numbers` of `rows` rows each: what was asked of the store before is
-        visible to their draws, what comes later is not, unless rows are missing. `place`: see `Order.act`."""
-        request = Request(numbers, lags, rows, stream, stage, version)
+        visible to their draws, what comes later is not, unless rows are missing. `place`: see `Order.act`. `behind`: the operator's thread
+        prepares them, and draws them as well unless somebody comes first who has the next place."""
+        request = Request(numbers, lags, rows, stream, stage, version, behind)
         request.turn = self._order.act(
             lambda: self._draw(request),
             ready=lambda: self._missing(rows, numbers[0], len(numbers)) is None,
             place=place,
+            later=behind,
         )
+        if behind:
+            with self._changed:
+                self._requests.append(request)
+                self._changed.notify_all()
         return request
 
     def give_up(self, request: Request) -> None:
@@ -153,12 +159,6 @@ class Delivery:
     def missing(self, rows: int, number: int, batches: int = 1) -> str | None:
         """What is missing for a draw now, of so many batches together."""
         return self._order.between_turns(lambda: self._why_missing(rows, number, batches), "rows are being ingested")
-
-    def submit(self, request: Request) -> None:
-        """Leaves a request to the operator's thread."""
-        with self._changed:
-            self._requests.append(request)
-            self._changed.notify_all()
 
     def run(self) -> None:
         """The thread's life: a step for every request, until the store halts."""
@@ -205,7 +205,7 @@ class Delivery:
         batches = [self._choose(number, request, window) for number in request.numbers]
         if self._admission.limits:
             self._admission.changed()
-        if self._in_line and buffer.is_quick(self._reads_to, [chosen.selection for chosen in batches]):
+        if not request.behind and buffer.is_quick(self._reads_to, [chosen.selection for chosen in batches]):
             request.drawn = Drawn(batches, frontier, size, version, None)
             self._read(request)
             return
@@ -248,9 +248,7 @@ class Delivery:
         the learner's."""
         assert request.drawn is not None
         try:
-            request.read = deque(
-                [self._buffer.read(chosen.selection, self._reads_to) for chosen in request.drawn.batches]
-            )
+            request.read = deque(self._buffer.read([each.selection for each in request.drawn.batches], self._reads_to))
         except BaseException as error:
             request.read = error
             if not isinstance(error, Exception):
@@ -313,7 +311,9 @@ class Delivery:
             padding=padding,
             to_batch=self._handed,
         )
-        return Staged(Batch(schema.unflatten(arrays), info), tuple(on_device))
+        recorder = self._ledger.recorder
+        prepared = None if recorder is None else recorder.prepared(number, len(draw.keys))
+        return Staged(Batch(schema.unflatten(arrays), info), tuple(on_device), prepared)
 
     def _mask(self, selection: Selection, arrays: Mapping[str, Any]) -> Any:
         if selection.shape is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise
 from typing import Any
@@ -56,9 +56,18 @@ class Rows:
     """Row position → that row's final, each leaf of shape (*shape)."""
     schema: Schema | None = None
     """What `data` has been checked against; None once a hook has made it."""
+    lent: bool = False
+    """Whether the leaves are still the arrays of whoever pushed them, who fills them again when the push has returned."""
+    push: Any = field(default=None, init=False, repr=False, compare=False)
+    """The slice of the push that brought them, where a trace is taken; lost where a hook makes others of them."""
 
     def __len__(self) -> int:
         return len(self.lane)
+
+    def own(self) -> None:
+        """From here on the leaves are nobody else's."""
+        if self.lent:
+            self.data, self.lent = map_leaves(np.array, self.data), False
 
     @property
     def versions(self) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ from conduit.core.buffer import ExperienceBuffer
 from conduit.core.declared import Declared
 from conduit.core.episodes import Rows
 from conduit.core.experience import Schema, map_leaves
-from conduit.core.migration import Migrator
+from conduit.core.migration import Migrator, why_ingesting
 from conduit.core.placement import Placement
 from conduit.core.recipe import Selection
 from conduit.core.staging import Cut
@@ -87,7 +87,10 @@ class Growth:
             raise UnitError(f"push: rows grew, and {why}")
         if self._has_hooks:
             return schema
-        stored = self._buffer.schema
+        order, halt = self._migrator.order, self._migrator.halt
+        # What was pushed before is there, or none of it is: it doesn't depend on how far the operator's thread is.
+        with order.serve(order.enter(), halt.deadline_s(timeout_s), why_ingesting):
+            stored = self._buffer.schema
         if stored is not None and self.declared.widest(stored, schema) is not stored:
             instead = self._why_not_now is not None or self._replaces(stored, schema)
             placement = self._buffer.place(schema, instead)
@@ -226,7 +229,7 @@ class Growth:
                 self._roomy(form)
                 self._held_form = form
             # Where rows are written at once, they are the caller's own arrays.
-            unit = replace(unit, data=map_leaves(np.copy, unit.data))
+            unit = replace(unit, data=map_leaves(np.copy, unit.data), lent=False)
             self.held_rows += len(unit)
         self._held.append(unit)
 

@@ -25,8 +25,8 @@ from conduit.errors import CapacityError, SchemaError
 
 
 class Ingestion:
-    """The operator. In line, `step` runs in the pushing thread, all of it in the group's turn; behind rollout it runs on a
-    thread of its own, hooks before the group's turn and only the write in it."""
+    """The operator. In line, it runs in the pushing thread, all of it in the group's turn; behind rollout on a thread of its own, hooks
+    before the group's turn and only the write in it. The inbox says which; it may do so anew between two groups."""
 
     def __init__(
         self,
@@ -40,7 +40,6 @@ class Ingestion:
         order: Order,
         halt: Halt,
         ledger: Ledger,
-        overlap: bool,
         growth: Growth | None = None,
     ) -> None:
         """`growth`: what fits rows to those that are there; None where nothing was declared."""
@@ -54,7 +53,6 @@ class Ingestion:
         self._order = order
         self._halt = halt
         self._ledger = ledger
-        self.overlap = overlap
         self._before: dict[str, Any] | None = None
         """What the chain held before the group that it works on, while that isn't in the buffer."""
         self._processing = threading.Lock()
@@ -63,7 +61,7 @@ class Ingestion:
         """The thread's life: a step for every group, until the store halts."""
         try:
             while True:
-                self.step(self._inbox.wait_take())
+                self.step(self._inbox.wait_take(), behind=True)
         # Whatever ends the operator must reach the callers of push and pull, which would wait for it otherwise.
         except BaseException as error:
             self._halt.now_because(error)
@@ -105,9 +103,9 @@ class Ingestion:
         unsuited = isinstance(error, SchemaError | CapacityError) and self._buffer.schema is None
         return unsuited and not self._chain.has_hooks
 
-    def rows_came_s(self) -> float:
-        """When rows came last that a learner was waiting for."""
-        return self._inbox.sealed_at_s
+    def rows_came_s(self, by_s: float) -> float:
+        """When the last rows by then came that a learner was waiting for; then, if none did."""
+        return max((at_s for at_s in list(self._inbox.awaited_at_s) if at_s <= by_s), default=by_s)
 
     @contextmanager
     def hurried(self, deadline_s: float) -> Iterator[None]:
@@ -123,27 +121,31 @@ class Ingestion:
             with self._inbox.changed:
                 self._inbox.starving -= 1
 
-    def step(self, group: Group) -> None:
+    def step(self, group: Group, *, behind: bool = False) -> None:
         """Ingests one group: hooks, write, priorities."""
-        if not self.overlap:
-            assert group.turn is not None
-            # No deadline: the rows are taken, and all that is ahead ends by itself. `Inbox.finish` leaves the turn.
-            self._order.begin(group.turn, None, _why_waiting)
-            began_s = self._ledger.now()
-            try:
-                self._publish(self._chain.process(group))
-            finally:
-                self._ledger.operated("ingestion", began_s)
-                self._settle(group)
+        if behind:
+            self._step_behind(group)
             return
+        assert group.turn is not None
+        # No deadline: the rows are taken, and all that is ahead ends by itself. `Inbox.finish` leaves the turn.
+        self._order.begin(group.turn, None, _why_waiting)
+        began_s = self._ledger.now()
+        try:
+            self._publish(group, self._chain.process(group, self._is_near))
+        finally:
+            self._ledger.operated("ingestion", began_s)
+            self._settle(group)
+
+    def _step_behind(self, group: Group) -> None:
+        """Of one group after the other, as they were sealed."""
         if self._chain.has_barrier:
             with self._processing:
                 self._before = self._chain.state()
         with self._ledger.operator("ingestion"):
-            stored = self._chain.process(group)
+            stored = self._chain.process(group, self._is_near)
         turn = self._inbox.wait_turn(group)
         with self._order.serve(turn, None, _why_waiting), self._ledger.operator("ingestion"):
-            self._publish(stored)
+            self._publish(group, stored)
             self._before = None
         self._settle(group)
 
@@ -170,7 +172,14 @@ class Ingestion:
         by_hooks = self._chain.held_rows if self._chain.has_barrier else 0
         return by_hooks if self._growth is None else by_hooks + self._growth.held_rows
 
-    def _publish(self, stored: Sequence[Rows | Cut]) -> None:
+    @property
+    def _is_near(self) -> bool:
+        """Whether a write costs little beside its bytes."""
+        return self._buffer.storage is not None and self._buffer.storage.is_near
+
+    def _publish(self, group: Group, stored: Sequence[Rows | Cut]) -> None:
+        """Makes visible what was made of a group."""
+        first = self._buffer.inserted
         for rows in stored if self._growth is None else self._growth.fitted(stored):
             if isinstance(rows, Cut):
                 admitted = self._buffer.cut(rows.lanes)
@@ -179,6 +188,9 @@ class Ingestion:
                 self._leave_out_stale(admitted)
             elif len(rows):
                 self._tell(rows, self._buffer.write(rows))
+        if self._ledger.recorder is not None:
+            units = [(unit.push, len(unit)) for unit in group.units if isinstance(unit, Rows)]
+            self._ledger.recorder.ingested(units, first, self._buffer.inserted)
 
     def _tell(self, rows: Rows, written: Sequence[Written]) -> None:
         priority = rows.priority

@@ -34,6 +34,7 @@ class OnPolicyRollout:
         self._inbox = inbox
         self._unit = unit
         self._rows_per_group = rows_per_group
+        self._next_mode: tuple[bool, int] | None = None
         self._needs_edges = needs_edges
         self.version = 0
         self.dropped_rows = self.stale_rows = 0
@@ -42,6 +43,13 @@ class OnPolicyRollout:
         self._pushed: dict[int, int] = {}
         """The iteration of each actor's last rows."""
         self._begin()
+
+    @property
+    def version_of_draws(self) -> int:
+        return self.version
+
+    def tell_draws(self) -> None:
+        """Nothing: the version is counted in a turn."""
 
     @property
     def oldest_version(self) -> int | None:
@@ -119,6 +127,23 @@ class OnPolicyRollout:
                 self._units.append(Cut(actor.lanes))
                 self._close_if_whole()
 
+    def switch(self, behind: bool, units: int) -> None:
+        """In the next iteration; at once in one that has no rows so far."""
+        with self._inbox.changed:
+            self._next_mode = behind, units
+            if not self._taken:
+                self._adopt()
+
+    def follows(self, behind: bool, units: int) -> bool:
+        return self._rows_per_group == units and self._inbox.behind is behind
+
+    def _adopt(self) -> None:
+        """For a caller who holds `changed`."""
+        if self._next_mode is not None:
+            behind, self._rows_per_group = self._next_mode
+            self._next_mode = None
+            self._inbox.switch(behind)
+
     def flush(self, deadline_s: float) -> None:
         """Nothing: a fraction of an iteration is never delivered."""
 
@@ -163,6 +188,7 @@ class OnPolicyRollout:
         with self._inbox.changed:
             self.version += 1
             self._begin()
+            self._adopt()
             self._inbox.changed.notify_all()
             return self.version
 

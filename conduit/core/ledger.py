@@ -5,50 +5,33 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Any, Self
 
 from conduit.clock import Clock
+from conduit.core.recorder import OPERATOR, PORT, STAGE, Recorder, Slice
+from conduit.core.seconds import (
+    BLOCKED,
+    BUSY,
+    CELLS_OF,
+    EXPOSED,
+    STARVED,
+    TOOK,
+    Cells,
+    OperatorSeconds,
+    Port,
+    Seconds,
+    Stage,
+    added,
+    less,
+    nothing,
+    seconds_of,
+)
 from conduit.topology.endpoint import Endpoint, Tier
 
-Stage = Literal["rollout", "update", "ingestion", "delivery"]
-Port = Literal["push", "pull", "priorities", "advance"]
-
-
-@dataclass(slots=True)
-class OperatorSeconds:
-    """`busy_s`: the operator was at work, on any thread, or push and pull themselves were (checks, the copy of what is
-    pushed). `exposed_s`: the callers of push (ingestion) or pull (delivery) waited for any of it."""
-
-    busy_s: float = 0.0
-    exposed_s: float = 0.0
-
-    @property
-    def hidden_s(self) -> float:
-        """Busy seconds that nobody waited for."""
-        return max(0.0, self.busy_s - self.exposed_s)
-
-
-@dataclass(slots=True)
-class Seconds:
-    """The seconds of one iteration, or of a whole run."""
-
-    rollout_s: float = 0.0
-    update_s: float = 0.0
-    ingestion: OperatorSeconds = field(default_factory=OperatorSeconds)
-    delivery: OperatorSeconds = field(default_factory=OperatorSeconds)
-    starved_s: float = 0.0
-    """Learners waited for rows that no actor had pushed yet."""
-    blocked_s: float = 0.0
-    """Actors waited for learners: on-policy, for the next iteration."""
-    wall_s: float = 0.0
-
-    @property
-    def exposed_s(self) -> float:
-        """Experience-path seconds on the critical path (the paper's exposed experience-path latency)."""
-        return self.ingestion.exposed_s + self.delivery.exposed_s
+__all__ = ["Ledger", "OperatorSeconds", "PortCall", "Seconds", "Traffic"]
 
 
 @dataclass(slots=True)
@@ -63,28 +46,7 @@ class Traffic:
     write_s: float = 0.0
 
 
-_CELLS = 8
-_BUSY: dict[Stage, int] = {"rollout": 0, "update": 1, "ingestion": 2, "delivery": 4}
-_EXPOSED: dict[Port, int] = {"push": 3, "pull": 5, "priorities": 5, "advance": 5}
-"""Priorities and advance count for delivery."""
-_STARVED, _BLOCKED = 6, 7
-
-Cells = list[float]
-"""The seconds of an account, flat: a push is a matter of microseconds, and it is counted, too."""
-
-_MANY = 64
-
-
-def _between(before: Port, port: Port) -> Stage:
-    """What a thread did between two calls, where it didn't mark it."""
-    return "update" if before == "pull" or (before == "priorities" and port != "push") else "rollout"
-
-
-_CELLS_OF: dict[Port, tuple[int, int, dict[Port, int]]] = {
-    port: (exposed - 1, exposed, {following: _BUSY[_between(port, following)] for following in _EXPOSED})
-    for port, exposed in _EXPOSED.items()
-}
-"""The cells of a call: of its own work, of what it exposes, and, by the call that follows, of the time until that."""
+_FEW, _MANY = 8, 64
 
 
 class _Account:
@@ -94,7 +56,7 @@ class _Account:
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
-        self.cells: Cells = [0.0] * _CELLS
+        self.cells: Cells = nothing()
         self.in_port_s = 0.0
         self.apart_s = 0.0
         """How long it waited in the store, or was an operator."""
@@ -122,9 +84,13 @@ class Ledger:
         self._began_s = clock.now()
         self._ended_s = math.inf
         self._meters: dict[Endpoint, TrafficMeter] = {}
-        self._ends: deque[tuple[Cells, float]] = deque([(_nothing(), self._began_s)], maxlen=keep + 1)
+        self._ends: deque[tuple[list[Cells], float]] = deque([([], self._began_s)], maxlen=keep + 1)
         """What had been spent when each of the last iterations ended, and when that was; before them, of the one before."""
         self.iteration_count = 0
+        self._alarm_at: float = math.inf
+        self._wake: Callable[[], None] = lambda: None
+        self.recorder: Recorder | None = None
+        """Is told what happens, while a trace is taken."""
 
     @property
     def iterations(self) -> tuple[Seconds, ...]:
@@ -132,7 +98,7 @@ class Ledger:
         with self._lock:
             ends = list(self._ends)
         return tuple(
-            _seconds([spent - before for spent, before in zip(at_end, at_begin, strict=True)], ended_s - began_s)
+            seconds_of(less(added(at_end), added(at_begin)), ended_s - began_s)
             for (at_begin, began_s), (at_end, ended_s) in pairwise(ends)
         )
 
@@ -140,7 +106,7 @@ class Ledger:
     def total(self) -> Seconds:
         """All iterations and the running one."""
         with self._lock:
-            return _seconds(self._sum(), min(self.now(), self._ended_s) - self._began_s)
+            return seconds_of(self._sum(), min(self.now(), self._ended_s) - self._began_s)
 
     @property
     def by_thread(self) -> dict[str, Seconds]:
@@ -149,8 +115,22 @@ class Ledger:
             spent = {name: list(cells) for name, cells in self._retired.items()}
             for account in self._accounts:
                 name = account.thread.name
-                spent[name] = _add([spent.get(name, _nothing()), account.cells])
-            return {name: _seconds(cells, 0.0) for name, cells in spent.items()}
+                spent[name] = added([spent.get(name, nothing()), account.cells])
+            return {name: seconds_of(cells, 0.0) for name, cells in spent.items()}
+
+    def between(self, first: int, stop: int) -> Seconds | None:
+        """What iterations `first`, …, `stop` - 1 took together, counted from 0; None unless all have ended, and are remembered."""
+        with self._lock:
+            oldest = self.iteration_count + 1 - len(self._ends)
+            if not oldest <= first <= stop <= self.iteration_count:
+                return None
+            (at_begin, began_s), (at_end, ended_s) = self._ends[first - oldest], self._ends[stop - oldest]
+        return seconds_of(less(added(at_end), added(at_begin)), ended_s - began_s)
+
+    def threads(self) -> dict[object, Seconds]:
+        """What each thread that lives has spent so far, by a key of its own."""
+        with self._lock:
+            return {account: seconds_of(account.cells, 0.0) for account in self._accounts}
 
     @property
     def traffic(self) -> dict[str, Traffic]:
@@ -176,13 +156,29 @@ class Ledger:
     def waited(self, seconds: float) -> None:
         """The calling thread has been in one of the store's waits."""
         self.account().apart_s += seconds
+        if self.recorder is not None:
+            self.recorder.waited(self.now(), seconds)
 
-    def operated(self, stage: Stage, began_s: float) -> None:
-        """The calling thread has been an operator at work since `began_s`."""
+    def operated(self, stage: Stage, began_s: float, begun: Slice | None = None) -> None:
+        """The calling thread has been an operator at work since `began_s`. `begun`: of a trace that was told so then."""
         took_s = self.now() - began_s
         account = self.account()
         account.apart_s += took_s
-        account.cells[_BUSY[stage]] += took_s
+        account.cells[BUSY[stage]] += took_s
+        if self.recorder is not None:
+            self.recorder.end(begun, stage, began_s, began_s + took_s, OPERATOR)
+
+    def passed(self, name: str, began_s: float, told: Mapping[str, Any]) -> None:
+        """The calling thread has been at work on something else since `began_s`: not counted, only traced."""
+        if self.recorder is not None:
+            self.recorder.passed(name, began_s, self.now(), told=told)
+
+    def record(self, recorder: Recorder) -> bool:
+        """Tells `recorder` what happens from here on; whether no other is being told."""
+        with self._lock:
+            if self.recorder is None:
+                self.recorder = recorder
+            return self.recorder is recorder
 
     def port(self, port: Port) -> PortCall:
         """A caller is in `port` from here on, until the call's `end()` or the end of its block: exposed, but for what it says it
@@ -191,9 +187,14 @@ class Ledger:
         call = PortCall()
         call.ledger, call.port, call.account = self, port, account
         call.starved_s = call.blocked_s = call.ingesting_s = 0.0
+        call.took = 0
         call.began_s = began_s = self.now()
         if account.after is not None and not account.marks:
-            account.cells[account.after[port]] += began_s - account.left_s
+            cell = account.after[port]
+            account.cells[cell] += began_s - account.left_s
+            if self.recorder is not None:
+                self.recorder.inferred("update" if cell == BUSY["update"] else "rollout", account.left_s, began_s)
+        call.slice = None if self.recorder is None else self.recorder.begin(port, began_s, PORT)
         call.apart_s = account.apart_s
         return call
 
@@ -204,8 +205,16 @@ class Ledger:
     def end_iteration(self) -> None:
         now_s = self.now()
         with self._lock:
-            self._ends.append((self._sum(), now_s))
+            self._ends.append((self._spent(), now_s))
             self.iteration_count += 1
+        if self.iteration_count >= self._alarm_at:
+            self._alarm_at = math.inf
+            self._wake()
+
+    def alarm(self, count: int, wake: Callable[[], None]) -> None:
+        """Calls `wake` once, at the end of the first iteration by whose end `count` have ended; `wake` neither waits nor raises. Only
+        the last alarm that was set rings."""
+        self._wake, self._alarm_at = wake, count
 
     def account(self) -> _Account:
         """The calling thread's account."""
@@ -223,11 +232,17 @@ class Ledger:
         """Accounts of threads that have ended are kept by name only."""
         for account in [each for each in self._accounts if not each.thread.is_alive()]:
             name = account.thread.name
-            self._retired[name] = _add([self._retired.get(name, _nothing()), account.cells])
+            self._retired[name] = added([self._retired.get(name, nothing()), account.cells])
             self._accounts.remove(account)
 
     def _sum(self) -> Cells:
-        return _add([account.cells for account in self._accounts] + list(self._retired.values()))
+        return added([account.cells for account in self._accounts] + list(self._retired.values()))
+
+    def _spent(self) -> list[Cells]:
+        """What `_sum` is the sum of, as of now: whoever asks for an iteration adds it up, not the one who ends it."""
+        if len(self._accounts) > _FEW:
+            return [self._sum()]
+        return [*(account.cells.copy() for account in self._accounts), *self._retired.values()]
 
 
 class TrafficMeter:
@@ -255,35 +270,41 @@ class TrafficMeter:
 
 
 class Mark:
-    """A block of rollout or update. A stage inside another counts once, for the inner one."""
+    """A block of rollout or update. A stage inside another counts once, for the inner one. It may be entered again, also within itself, and be
+    left on another thread: it is the stage of the one that entered it."""
 
-    __slots__ = ("_began_s", "_in_port_s", "_ledger", "_outer", "_stage")
+    __slots__ = ("_entered", "_ledger", "_stage")
 
     def __init__(self, ledger: Ledger, stage: Stage) -> None:
         self._ledger = ledger
         self._stage: Stage = stage
-        self._outer: Stage | None = None
+        self._entered: list[tuple[_Account, float, float, Stage | None, Slice | None]] = []
+        """What was so on entering: the thread's account, the time, its seconds in ports, the stage around, and the slice that began."""
 
     def __enter__(self) -> Self:
-        account = self._ledger.account()
-        self._began_s, self._in_port_s = self._ledger.now(), account.in_port_s
-        account.marks = True
-        self._outer, account.marked = account.marked, self._stage
+        account, now_s = self._ledger.account(), self._ledger.now()
+        recorder = self._ledger.recorder
+        begun = None if recorder is None else recorder.begin(self._stage, now_s, STAGE)
+        self._entered.append((account, now_s, account.in_port_s, account.marked, begun))
+        account.marks, account.marked = True, self._stage
         return self
 
     def __exit__(self, *error: object) -> None:
-        account, now_s = self._ledger.account(), self._ledger.now()
-        busy_s = now_s - self._began_s - (account.in_port_s - self._in_port_s)
-        account.marked = self._outer
-        if self._outer is not None:
+        account, began_s, in_port_s, outer, begun = self._entered.pop()
+        now_s = self._ledger.now()
+        busy_s = now_s - began_s - (account.in_port_s - in_port_s)
+        account.marked = outer
+        if outer is not None:
             account.in_port_s += busy_s
-        account.cells[_BUSY[self._stage]] += busy_s
+        account.cells[BUSY[self._stage]] += busy_s
+        if (recorder := self._ledger.recorder) is not None:
+            recorder.end(begun, self._stage, began_s, now_s, STAGE)
 
 
 class Operating:
     """A block of an operator's work."""
 
-    __slots__ = ("_began_s", "_ledger", "_stage")
+    __slots__ = ("_began_s", "_ledger", "_slice", "_stage")
 
     def __init__(self, ledger: Ledger, stage: Stage) -> None:
         self._ledger = ledger
@@ -291,16 +312,29 @@ class Operating:
 
     def __enter__(self) -> Self:
         self._began_s = self._ledger.now()
+        recorder = self._ledger.recorder
+        self._slice = None if recorder is None else recorder.begin(self._stage, self._began_s, OPERATOR)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._ledger.operated(self._stage, self._began_s)
+        self._ledger.operated(self._stage, self._began_s, self._slice)
 
 
 class PortCall:
     """A call of push, pull, update_priorities or advance, which `Ledger.port` begins."""
 
-    __slots__ = ("account", "apart_s", "began_s", "blocked_s", "ingesting_s", "ledger", "port", "starved_s")
+    __slots__ = (
+        "account",
+        "apart_s",
+        "began_s",
+        "blocked_s",
+        "ingesting_s",
+        "ledger",
+        "port",
+        "slice",
+        "starved_s",
+        "took",
+    )
     ledger: Ledger
     port: Port
     account: _Account
@@ -313,6 +347,10 @@ class PortCall:
     """How long it waited for learners to end the iteration."""
     ingesting_s: float
     """How long a pull waited for rows that were pushed and not ingested yet, or ingested them itself."""
+    took: int
+    """How many units a push took, or batches a pull gave."""
+    slice: Slice | None
+    """Of a trace, if one is taken."""
 
     def __enter__(self) -> Self:
         return self
@@ -322,7 +360,7 @@ class PortCall:
 
     def end(self) -> None:
         account = self.account
-        own, exposed, account.after = _CELLS_OF[self.port]
+        own, exposed, account.after = CELLS_OF[self.port]
         account.left_s = ended_s = self.ledger.now()
         took_s = ended_s - self.began_s
         account.in_port_s += took_s
@@ -332,35 +370,13 @@ class PortCall:
             cells[own] += own_s
         others_s = self.starved_s + self.blocked_s + self.ingesting_s
         if others_s:
-            cells[_STARVED] += self.starved_s
-            cells[_BLOCKED] += self.blocked_s
-            cells[_EXPOSED["push"]] += self.ingesting_s
+            cells[STARVED] += self.starved_s
+            cells[BLOCKED] += self.blocked_s
+            cells[EXPOSED["push"]] += self.ingesting_s
         if took_s > others_s:
             cells[exposed] += took_s - others_s
-
-
-def _nothing() -> Cells:
-    return [0.0] * _CELLS
-
-
-def _add(accounts: Sequence[Cells]) -> Cells:
-    """Their sum, cell by cell, in a list of its own; of at least one unless nothing was spent."""
-    if not accounts:
-        return _nothing()
-    total = accounts[0].copy()
-    for cells in accounts[1:]:
-        total = [a + b for a, b in zip(total, cells, strict=True)]
-    return total
-
-
-def _seconds(cells: Cells, wall_s: float) -> Seconds:
-    rollout_s, update_s, ing_busy_s, ing_exposed_s, del_busy_s, del_exposed_s, starved_s, blocked_s = cells
-    return Seconds(
-        rollout_s,
-        update_s,
-        OperatorSeconds(ing_busy_s, ing_exposed_s),
-        OperatorSeconds(del_busy_s, del_exposed_s),
-        starved_s,
-        blocked_s,
-        wall_s,
-    )
+        if self.took:
+            cells[TOOK[self.port]] += self.took
+        if (recorder := self.ledger.recorder) is not None:
+            waited = (self.starved_s, self.ingesting_s, self.blocked_s)
+            recorder.end(self.slice, self.port, self.began_s, ended_s, PORT, waited, self.took)

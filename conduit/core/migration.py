@@ -10,7 +10,7 @@ that is live there, whoever was there when it was read."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -55,11 +55,13 @@ class Migrator:
         chunk_bytes: int = CHUNK_BYTES,
         began: Callable[[str], None] = lambda phase: None,
         plan_of: Callable[[Placement, Placement, int], TransferPlan | None] = lambda before, after, row_bytes: None,
+        passed: Callable[[str, float, Mapping[str, Any]], None] = lambda name, began_s, told: None,
     ) -> None:
         """`began`: is told of each phase as it begins; what it raises ends the move. `plan_of`: makes the plan of a move that comes without,
-        where it can."""
+        where it can. `passed`: is told of each phase, of the pause and of the whole as it ends: its name, when it began, and what is to be
+        said of it."""
         self.backend, self.buffer, self.order, self.halt = backend, buffer, order, halt
-        self.chunk_bytes, self.began, self._plan_of = chunk_bytes, began, plan_of
+        self.chunk_bytes, self.began, self.passed, self._plan_of = chunk_bytes, began, passed, plan_of
         self.changed = halt.condition("migration")
         self.done: deque[Migrated] = deque(maxlen=MOST_KEPT)
         """The last moves, those included that growth has made."""
@@ -287,6 +289,7 @@ class _Move:
                 self._finals_bytes = (finals.stop - finals.first) * finals.row_bytes
             self._buffer.rebind(self._new)
         self._pause_s = self._now() - closed_s
+        self._migrator.passed("pause", closed_s, {"rows": self._rows, "bytes": self._delta})
 
     def _wait(self) -> None:
         """Returns when all that was copied is there; else a device that is lost would be missed."""
@@ -342,6 +345,8 @@ class _Move:
             phases=self._phases,
         )
         self._migrator.done.append(migrated)
+        told = {"rows": migrated.rows, "bytes": migrated.moved_bytes, "to": _named(self._placement)}
+        self._migrator.passed("migration", self._began_s, told)
         return migrated
 
     def _predicted_s(self) -> float | None:
@@ -354,6 +359,7 @@ class _Move:
         began_s = self._now()
         yield
         self._phases[name] = self._now() - began_s
+        self._migrator.passed(name, began_s, {})
 
 
 def why_ingesting() -> str:

@@ -75,23 +75,39 @@ class Order:
             self._serve_next()
         return turn
 
-    def act(self, action: Callable[[], None], ready: Callable[[], bool] | None = None, place: float = math.inf) -> Turn:
+    def act(
+        self,
+        action: Callable[[], None],
+        ready: Callable[[], bool] | None = None,
+        place: float = math.inf,
+        later: bool = False,
+    ) -> Turn:
         """Has `action`, which must be short and not wait, run in its turn: before this returns, or on the thread that ends
-        the turn before. What it raises halts the store. `place`: what `place_of` said when a checkpoint was made."""
+        the turn before. What it raises halts the store. `place`: what `place_of` said when a checkpoint was made. `later`: this only takes
+        the place; the action runs on the thread that waits for it, or on whichever comes to a place behind it first."""
         turn = Turn()
         turn.action, turn.ready = action, ready
         with self.changed:
-            if self._serving is None and not self._turns and (ready is None or self._eligible(turn)):
-                self._begin(turn)
-            elif place == math.inf:
-                self._turns.append(turn)
-                self._serve_next()
-            else:
+            if place != math.inf:
                 turn.place = place
                 behind = (i for i, other in enumerate(self._turns) if other.place > place)
                 self._turns.insert(next(behind, len(self._turns)), turn)
+            elif later or self._serving is not None or self._turns:
+                self._turns.append(turn)
+            elif ready is None or self._eligible(turn):
+                self._begin(turn)
+                return turn
+            else:
+                self._turns.append(turn)
+            if not later:
                 self._serve_next()
         return turn
+
+    def run_due(self) -> None:
+        """For a caller who holds `changed`, and is about to look at what actions change: those whose turn has come have run. It doesn't
+        depend on how far the threads are, then, that were to run them."""
+        if self._turns and self._halt.reason is None:
+            self._serve_next()
 
     def place_of(self, turn: Turn) -> int:
         """How many turns come before one that hasn't begun; in a turn."""
@@ -133,6 +149,7 @@ class Order:
             self._halt.check()
             return
         with self.changed:
+            self.run_due()
             self._halt.wait(self.changed, until, deadline_s, lambda: why)
 
     def withdraw(self, turn: Turn) -> bool:
@@ -149,6 +166,7 @@ class Order:
     def between_turns(self, look: Callable[[], T], otherwise: T) -> T:
         """What `look` sees while nobody is in a turn; `otherwise` if somebody is."""
         with self.changed:
+            self.run_due()
             return look() if self._serving is None else otherwise
 
     def leave(self, turn: Turn) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from conduit.core.backend import Backend
-from conduit.core.placement import KINDS, Asked, Placement, asked_kinds
+from conduit.core.placement import KINDS, Asked, Placement, asked_kinds, format_bytes
 from conduit.core.placement_map import PlacementMap
 from conduit.core.planning import choose, plan_for
 from conduit.core.plans import Plan
 from conduit.core.ring import block_rows
+from conduit.core.scheduling import Choice
 from conduit.core.transfer_plan import TransferPlan, solve
 from conduit.core.workload import Workload, room_bytes
-from conduit.errors import MigrationError, TopologyError
+from conduit.errors import CapacityError, MigrationError, TopologyError
 from conduit.topology.cluster import Memory, Topology
 from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
@@ -28,25 +30,33 @@ Held = Mapping[Endpoint, int]
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a store asks of any placement: see `Workload`. `grows`: whether its rows may become larger."""
+    """What a store asks of any placement: see `Workload`. `staging`: how many batches may wait for each learner, the most first; fewer are
+    made do with where there is no room for more. `grows`: whether its rows may become larger."""
 
     capacity: int
     batch_size: int
     replay_ratio: float
-    staged_batches: int
+    staging: tuple[int, ...]
     grows: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where a store's rows are, or will go, and why. `plan`: all that could have been; its times are predictions."""
+    """Where a store's rows are, or will go, when the operators run, and why. Times that aren't said to be measured are predictions.
+
+    - `placement`, `why`; `plan`: all that could have been
+    - `schedule`: what is followed, or is about to be, and why, as a text; `choice`: what an automatic schedule was chosen from, None before
+      that, and where it was given"""
 
     placement: Placement
     why: str
     plan: Plan
+    schedule: str = ""
+    choice: Choice | None = None
 
     def __str__(self) -> str:
-        return f"rows are at {_named(self.placement)}: {self.why}\n{self.plan}"
+        placed = f"rows are at {_named(self.placement)}: {self.why}\n{self.plan}"
+        return f"{placed}\n\n{self.schedule}" if self.schedule else placed
 
 
 class Placer:
@@ -72,6 +82,10 @@ class Placer:
         # Rows are dealt to endpoints in blocks: some get a block or two more than their share.
         spare = 2 * len(backend.endpoints()) * block_rows(demand.capacity) / demand.capacity
         self._reserve = min(spare, _MOST_RESERVE)
+        self.staged_batches = demand.staging[0]
+        """How many may wait for each learner."""
+        self.failed = ""
+        """Why rows couldn't be moved when they were to be; empty once they could."""
         self._learners: list[Endpoint] = []
         self._map: PlacementMap | None = None
         self._plans: dict[tuple[Placement, Placement], TransferPlan] = {}
@@ -92,6 +106,22 @@ class Placer:
         # What was swept was for the others alone.
         self._map = None
 
+    @property
+    def chooses(self) -> bool:
+        """Whether it is left to this where rows go, and depends on bandwidths."""
+        return self._fixed is None and self._is_planned
+
+    def refresh(self, own: Held) -> None:
+        """Looks up again what memory is free, where the machine's own figures are gone by. `own`: what the store's rows take."""
+        if self._given is not None or self._topology is None:
+            return
+        free = {at: self._backend.free_bytes(at) + own.get(at, 0) for at in self._topology.endpoints}
+        memories = {
+            at: replace(each, free_bytes=min(each.capacity_bytes, free[at]))
+            for at, each in self._topology.memories.items()
+        }
+        self._topology, self._map = self._topology.changed(memories=memories), None
+
     def fix(self, placement: Placement) -> None:
         """From here on rows are where the user wants them."""
         self._fixed = placement
@@ -99,11 +129,21 @@ class Placer:
     def place(self, row_bytes: int, current: Placement | None = None, held: Held | None = None) -> Placement:
         """Where rows of so many bytes go, which are at `current` as long as they are smaller. Where it can be, beside what those hold.
         CapacityError with every candidate's shortfall where none fits."""
-        if self._fixed is not None:
-            return self._fixed
-        if not self._is_planned:
+        *more, least = self._demand.staging
+        for staged in more:
+            with suppress(CapacityError):
+                return self._placed(staged, row_bytes, current, held)
+        return self._placed(least, row_bytes, current, held)
+
+    def _placed(self, staged: int, row_bytes: int, current: Placement | None, held: Held | None) -> Placement:
+        """`place`, where so many batches may wait for each learner."""
+        if staged != self.staged_batches:
+            self.staged_batches, self._map = staged, None
+        if self._fixed is not None or not self._is_planned:
             # Rows are made on the host and wanted there: nothing is faster, whatever the bandwidths.
-            return Placement()
+            placement = self._fixed or Placement()
+            self._check_staged(placement, row_bytes)
+            return placement
         self._known(True, held)
         if self._demand.grows and self._map is None:
             self._sweep(row_bytes)
@@ -150,6 +190,20 @@ class Placer:
         # Solved once: the rates are those of the sizes that it is for.
         return replace(plan, row_bytes=row_bytes)
 
+    def _check_staged(self, placement: Placement, row_bytes: int) -> None:
+        """CapacityError where a budget has no room for the batches that wait, beside the rows. The one that is handed over is the learner's."""
+        demand, rows = self._demand, placement.rows(self._demand.capacity)
+        waiting = (self.staged_batches - 1) * demand.batch_size * row_bytes
+        for at in dict.fromkeys(self._learners) if waiting else ():
+            budget, beside = self._budgets.get(at.tier), rows.get(at, 0) * row_bytes
+            need = beside + waiting * self._learners.count(at)
+            if budget is not None and need > budget:
+                raise CapacityError(
+                    f"{at}: {format_bytes(beside)} of rows, and {self.staged_batches - 1} batches of {format_bytes(demand.batch_size * row_bytes)} that "
+                    f"wait for each of {self._learners.count(at)} learners, need {format_bytes(need)}; the budget is {format_bytes(budget)}. A lower "
+                    "g_del, no overlap_del or a larger budget would do"
+                )
+
     @property
     def _is_planned(self) -> bool:
         """Whether it depends on bandwidths where rows go. That they were measured to explain it changes nothing."""
@@ -162,7 +216,8 @@ class Placer:
             return "they are made on the host and wanted there"
         if plan.choice is None or plan.choice.placement == current:
             return "the fastest that fits"
-        return f"the fastest that fitted when they came there; by now {plan.choice.name} would be faster, if a move pays: see migrate()"
+        failed = f"; it was tried: {self.failed}" if self.failed else ""
+        return f"the fastest that fitted when they came there; by now {plan.choice.name} would be faster, if a move pays: see migrate(){failed}"
 
     def _swept(self, row_bytes: int, current: Placement | None) -> Placement | None:
         """What the map says; None where there is none, or it ends before, or knows nothing that fits."""
@@ -208,7 +263,7 @@ class Placer:
             actors=(PAGEABLE,),
             learners=tuple(self._learners) or (PAGEABLE,),
             replay_ratio=demand.replay_ratio,
-            staged_batches=demand.staged_batches,
+            staged_batches=self.staged_batches,
         )
 
     def _known(self, measure: bool, own: Held | None = None) -> Topology:

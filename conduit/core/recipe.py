@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,48 @@ class Selection:
         if self.returns is not None:
             keys.append(self.returns.keys)
         return min(int(np.minimum.reduce(each)) for each in keys)
+
+
+def together(selections: Sequence[Selection]) -> Selection | None:
+    """All that several batches are made of, one behind the other, to be read as if they were one batch; None where they differ in more than
+    which rows they are of."""
+    first = selections[0]
+    if any(_form(each) != _form(first) for each in selections[1:]):
+        return None
+    gathers = tuple(_joined(each) for each in zip(*(each.gathers for each in selections), strict=True))
+    made = {path: np.concatenate([each.made[path] for each in selections]) for path in first.made}
+    all_returns = [each.returns for each in selections if each.returns is not None]
+    if not all_returns:
+        return Selection(gathers, None, made)
+    steps = all_returns[0].weight.shape[0]
+    keys = np.concatenate([each.keys.reshape(steps, -1) for each in all_returns], axis=1).reshape(-1)
+    weight = np.concatenate([each.weight for each in all_returns], axis=1)
+    return Selection(gathers, Returns(all_returns[0].path, keys, weight), made)
+
+
+def _form(selection: Selection) -> object:
+    """The same for batches that can be read as one."""
+    gathers = [(gather.fields, gather.paths, gather.axes) for gather in selection.gathers]
+    return gathers, selection.returns and selection.returns.weight.shape
+
+
+def _joined(gathers: Sequence[Gather]) -> Gather:
+    first, each = gathers[0], len(gathers[0].keys)
+    if len(gathers) * each == 0:
+        return first
+    offsets = range(0, len(gathers) * each, each)
+    ended = [(at + of.ended[0], of.ended[1]) for at, of in zip(offsets, gathers, strict=True) if of.ended is not None]
+    blank = [at + of.blank for at, of in zip(offsets, gathers, strict=True) if of.blank is not None]
+    return Gather(
+        first.fields,
+        first.paths,
+        np.concatenate([gather.keys for gather in gathers]),
+        (len(gathers) * first.axes[0], *first.axes[1:]),
+        (np.concatenate([places for places, _ in ended]), np.concatenate([numbers for _, numbers in ended]))
+        if ended
+        else None,
+        np.concatenate(blank) if blank else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,11 @@ class Rollout(Protocol):
         ...
 
     @property
+    def version_of_draws(self) -> int:
+        """The same as draws are to know it, which are made in turns."""
+        ...
+
+    @property
     def oldest_version(self) -> int | None:
         """The oldest policy version whose rows are delivered; None: any are."""
         ...
@@ -73,7 +78,20 @@ class Rollout(Protocol):
         ...
 
     def advance(self) -> int:
-        """Counts the version up and returns it. Called in a turn."""
+        """Counts the version up and returns it. Where nothing is dropped by it, this may be called outside a turn, if in one `tell_draws` is."""
+        ...
+
+    def tell_draws(self) -> None:
+        """In a turn: those that are made from here on are of one version more."""
+        ...
+
+    def switch(self, behind: bool, units: int) -> None:
+        """Ingestion runs behind rollout or in line from here on, and takes so many units at once (on-policy, rows), from the next iteration on
+        where there are such."""
+        ...
+
+    def follows(self, behind: bool, units: int) -> bool:
+        """Whether that is so by now."""
         ...
 
     def has_room(self, rows: int) -> bool:
@@ -121,7 +139,7 @@ class OffPolicyRollout:
         self._cuts_matter = cuts_matter
         self._units: list[Rows | Cut] = []
         self._torn: set[int] = set()
-        self.version = 0
+        self.version = self.version_of_draws = 0
         self.dropped_rows = self.stale_rows = 0
 
     def join(self, actor: ActorLanes) -> None:
@@ -230,6 +248,9 @@ class OffPolicyRollout:
         self.version += 1
         return self.version
 
+    def tell_draws(self) -> None:
+        self.version_of_draws += 1
+
     def advance_held(self, deadline_s: float) -> int:
         """`advance` for a caller who holds `changed`, enters a turn at once, and has what it sealed ingested before: all that was
         pushed in the versions before comes before that turn."""
@@ -239,12 +260,22 @@ class OffPolicyRollout:
         self._admission.changed()
         return version
 
+    def switch(self, behind: bool, units: int) -> None:
+        with self._inbox.changed:
+            self._units_per_group = units
+            self._inbox.switch(behind)
+
+    def follows(self, behind: bool, units: int) -> bool:
+        return self._units_per_group == units and self._inbox.behind is behind
+
     def _append(self, unit: Rows | Cut) -> None:
         units = self._units
         units.append(unit)
         if len(units) >= self._units_per_group or self._inbox.starving:
             self._units = []
             self._inbox.seal(Group(units))
+        elif isinstance(unit, Rows):
+            unit.own()
 
     def has_room(self, rows: int) -> bool:
         return self._has_room()
@@ -262,7 +293,7 @@ class OffPolicyRollout:
         }
 
     def load(self, state: Mapping[str, Any], left: Sequence[int] | None) -> None:
-        self.version = state["version"]
+        self.version = self.version_of_draws = state["version"]
         self.dropped_rows, self.stale_rows = state["dropped_rows"], state["stale_rows"]
         last, self._units = list(state["last"]), list(state["units"])
         with self._inbox.changed:

@@ -114,13 +114,17 @@ class Numbering:
         return None if self.per_iteration is None else index - index % self.per_iteration + self.per_iteration
 
 
-def as_schedule(schedule: object) -> Schedule:
-    """A schedule that may be None: everything in line. ScheduleError for anything else."""
-    if schedule is not None and not isinstance(schedule, Schedule):
+def asked_schedule(schedule: object) -> Schedule | Auto:
+    """What `Store(schedule=)` means: None, everything in line. ScheduleError for what it can't be."""
+    if schedule is None:
+        return Schedule()
+    if isinstance(schedule, str) and schedule == "auto":
+        return Auto()
+    if not isinstance(schedule, Schedule | Auto):
         raise ScheduleError(
             f"schedule={schedule!r}: expected a conduit.Schedule, 'auto', conduit.Auto(…), or None for everything in line"
         )
-    return schedule or Schedule()
+    return schedule
 
 
 def filled(g: float | None, default: float) -> float:

@@ -88,7 +88,7 @@ class RowSource:
     def reader(self, keys: Keys) -> Callable[[], Columns[Any]]:
         """In a turn: what reads these rows, later."""
         selection = self._buffer.stored(keys)
-        return lambda: self._buffer.read(selection, PAGEABLE)
+        return lambda: self._buffer.read([selection], PAGEABLE)[0]
 
 
 class FinalSource:

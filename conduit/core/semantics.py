@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from conduit.core.limiter import Limiter, queue_of_capacity
 from conduit.core.ordered import Fifo, Lifo, MaxHeap, MinHeap
 from conduit.core.sampling import Sampling, Shuffled, Uniform
-from conduit.core.schedule import Numbering, Schedule, as_schedule, filled
+from conduit.core.schedule import Numbering, Schedule, filled
 from conduit.core.spread import Recency, Stratified
 from conduit.core.table import MAIN, REMOVER, Table
 from conduit.core.whole import check_whole
@@ -61,9 +61,8 @@ class OffPolicy:
                 "expected a single table, or remover=conduit.Fifo()"
             )
 
-    def resolve(self, schedule: Schedule | None) -> Schedule:
-        """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
-        schedule = as_schedule(schedule)
+    def resolve(self, schedule: Schedule) -> Schedule:
+        """The schedule with its granularities filled in. ScheduleError if the mode forbids it."""
         g_ing, g_del = filled(schedule.g_ing, 1), filled(schedule.g_del, 1)
         for name, g in (("g_ing", g_ing), ("g_del", g_del)):
             if not (math.isfinite(g) and g >= 1 and g == int(g)):
@@ -104,9 +103,8 @@ class Bounded:
     def tables(self) -> Mapping[str, Table]:
         return {MAIN: Table(Fifo(), max_times_sampled=1, limiter=queue_of_capacity(self.capacity))}
 
-    def resolve(self, schedule: Schedule | None) -> Schedule:
-        """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
-        schedule = as_schedule(schedule)
+    def resolve(self, schedule: Schedule) -> Schedule:
+        """The schedule with its granularities filled in. ScheduleError if the mode forbids it."""
         if schedule.overlap_del or filled(schedule.g_del, 1) != 1:
             raise ScheduleError(
                 "mode='bounded' draws every batch at its pull, so that its bound holds then: it allows overlap_del=False and g_del=1 "
@@ -163,9 +161,8 @@ class OnPolicy:
     def tables(self) -> Mapping[str, Table]:
         return {MAIN: Table(Shuffled(self.rollout_unit, self.batch_size, self.epochs))}
 
-    def resolve(self, schedule: Schedule | None) -> Schedule:
-        """The schedule with its granularities filled in; everything in line for None. ScheduleError if the mode forbids it."""
-        schedule = as_schedule(schedule)
+    def resolve(self, schedule: Schedule) -> Schedule:
+        """The schedule with its granularities filled in. ScheduleError if the mode forbids it."""
         g_ing, g_del = filled(schedule.g_ing, 1), filled(schedule.g_del, 1 / self.minibatches)
         for name, g in (("g_ing", g_ing), ("g_del", g_del)):
             k = g * self.minibatches
@@ -176,7 +173,8 @@ class OnPolicy:
                 )
         return replace(schedule, g_ing=g_ing, g_del=g_del)
 
-    def rows_per_ingestion(self, schedule: Schedule) -> int:
+    def units_per_ingestion(self, schedule: Schedule) -> int:
+        """Of one row each."""
         return round(filled(schedule.g_ing, 1) * self.minibatches) * self.batch_size
 
     def numbering(self, rank: int, world: int, schedule: Schedule) -> Numbering:

@@ -36,8 +36,8 @@ class Signature:
     """The push schema, which the first push fixes for all actors; what is declared to grow may become wider later.
 
     `to_numpy`: makes a host array of a leaf that isn't NumPy's. `prioritized`: whether rows may have priorities, and
-    `highest_priority`: the highest. `copies`: whether a step's rows outlive the push; without, the caller's arrays are passed
-    on as they are. Finals, bootstraps, priorities and trajectories are always copied. `finals_of`: names at the top of a row
+    `highest_priority`: the highest. Where a step's rows needn't outlive the push, `copies` may be set to False: then the caller's
+    arrays are passed on as they are (`Rows.lent`); finals, bootstraps, priorities and trajectories are always copied. `finals_of`: names at the top of a row
     that every final has to bring whole, since a next is derived from them. `declared`: what rows must be like from the
     first push on; where hooks make something else of them, only what may grow. `widen`: is told of wider rows than any before, in the
     pushing thread, before they are taken, and for how many seconds it may wait, and returns their schema when there is room for such: then
@@ -48,13 +48,12 @@ class Signature:
         to_numpy: Callable[[Any], Array],
         prioritized: bool,
         highest_priority: float = math.inf,
-        copies: bool = True,
         finals_of: Sequence[str] = (),
         declared: Declared | None = None,
         has_hooks: bool = False,
         widen: Callable[[Schema, float], Schema] = lambda schema, timeout_s: schema,
     ) -> None:
-        self._copies = copies
+        self.copies = True
         self._declared = declared
         self._has_hooks = has_hooks
         self._widen = widen
@@ -101,17 +100,18 @@ class Signature:
         ends = _ends(leaves, count, _CUT if final is None else _TRUNCATED)
         lane, end = steps.lane, steps.open if ends is None else ends
         chosen = None if priority is None else self._priorities(priority, count, "push")
+        lent = valid is None and not self.copies
         if valid is not None:
             kept = np.flatnonzero(_valid_lanes(valid, count))
             tree = schema.unflatten({path: leaf[kept] for path, leaf in leaves.items()})
             lane, end, chosen = lane[kept], end[kept], None if chosen is None else chosen[kept]
-        elif self._copies:
+        elif not lent:
             tree = schema.unflatten({path: leaf.copy() for path, leaf in leaves.items()})
         finals = None
         if final is not None:
             ended = np.flatnonzero(end)
             finals = self._match(schema, final, ended.tolist(), "push", (lane[ended] - steps.first).tolist())
-        return Rows(tree, lane, end, _NO_VERSION, chosen, finals, schema)
+        return Rows(tree, lane, end, _NO_VERSION, chosen, finals, schema, lent)
 
     def trajectory(self, tree: Tree, end: str | End | None, final: Final, priority: Any, lane: int) -> Rows:
         """Consecutive rows of one lane."""

@@ -86,7 +86,7 @@ class Snapshot:
         """It may be a writer who runs this: what goes wrong is the reader's."""
         try:
             if self._selection is not None:
-                self._read.append(self._buffer.read(self._selection, PAGEABLE))
+                self._read += self._buffer.read([self._selection], PAGEABLE)
             if self._finals is not None and len(self._numbers):
                 self._read.append(self._finals.read(self._numbers, self._finals.fields, PAGEABLE))
         except Exception as error:

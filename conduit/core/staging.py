@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from conduit.core.episodes import Rows
 from conduit.core.experience import Tree
 from conduit.core.halt import Halt
 from conduit.core.order import Order, Turn
+from conduit.core.trace import Traced
 from conduit.errors import HandOverError
 
 T = TypeVar("T")
@@ -67,21 +67,22 @@ class _Ticket:
 class Inbox:
     """Sealed groups, oldest first, each with its place in the store's order.
 
-    Where ingestion runs behind rollout (`hold_back`), a group gets its place when the next one is sealed: so a draw sees
+    Where ingestion runs behind rollout, a group gets its place when the next one is sealed, if the inbox `holds_back`: so a draw sees
     the groups before the last one, whatever the operator's speed, and never waits for rows that were pushed just now."""
 
-    def __init__(self, halt: Halt, order: Order, in_line: bool, hold_back: bool) -> None:
+    def __init__(self, halt: Halt, order: Order, behind: bool, holds_back: bool) -> None:
         self._halt = halt
         self._now = halt.clock.now
         self._order = order
-        self._in_line = in_line
-        self._hold_back = hold_back
+        self.behind = self._wanted = behind
+        """Whether what is sealed is left to the operator's thread."""
+        self._holds_back = holds_back
         self.changed = order.changed
         """The order's own: so a group takes its place as it is sealed, and leaves it as its claim ends, in one held block."""
         self._groups: deque[Group] = deque()
         self._last: Group | None = None
-        self.sealed_at_s = -math.inf
-        """When rows came last that a learner was waiting for."""
+        self.awaited_at_s: deque[float] = deque(maxlen=16)
+        """When rows came last that a learner was waiting for, several times."""
         self.pending_units = 0
         """Units in groups that wait for the operator's thread."""
         self._claimant: int | None = None
@@ -94,19 +95,35 @@ class Inbox:
         self.starving = 0
         """How many learners wait for rows that are not there: while any does, nothing is held back or gathered into groups."""
 
+    def switch(self, behind: bool) -> None:
+        """What is sealed from here on is left to the operator's thread, or to whoever seals it: as soon as nobody is ingesting in line.
+        The caller holds `changed`."""
+        self._wanted = behind
+        self._adopt()
+
+    def _adopt(self) -> None:
+        if self._wanted is not self.behind and self._claimant is None:
+            self.behind = self._wanted
+            if not self.behind:
+                self.release_last()
+            self.changed.notify_all()
+
     def seal(self, group: Group) -> None:
         """Queues a group, or in line leaves it to the calling thread. The caller holds `changed`."""
         if self._last is not None:
             self.release_last()
         if self.starving:
-            self.sealed_at_s = self._now()
-        if self._in_line:
+            self.awaited_at_s.append(self._now())
+        if not self.behind:
             self._claimant, self._claimed = threading.get_ident(), group
             group.turn = self._order.enter_held()
             return
+        for unit in group.units:
+            if isinstance(unit, Rows):
+                unit.own()
         self._groups.append(group)
         self.pending_units += len(group.units)
-        if self._hold_back and not self.starving:
+        if self._holds_back and not self.starving:
             self._last = group
         else:
             group.turn = self._order.enter_held()
@@ -115,7 +132,7 @@ class Inbox:
     @property
     def free(self) -> bool:
         """Whether nobody ingests in line, or is about to; for a caller who holds `changed`."""
-        return not self._in_line or (self._claimant is None and not self._queue)
+        return self.behind or (self._claimant is None and not self._queue)
 
     def wait_unclaimed(self, deadline_s: float) -> None:
         """In line, whoever seals a group ingests it, and the others wait before they put anything in: so nothing that was
@@ -187,6 +204,7 @@ class Inbox:
                 self._serve(self._queue.popleft())
             if self._claimed is None:
                 self._claimant = None
+                self._adopt()
             self.changed.notify_all()
         if others:
             # Or they would wait on until this thread waits itself, or until Python makes it pause, which is after 5 ms.
@@ -243,6 +261,8 @@ class Staged:
 
     batch: Batch | HandOverError
     columns: tuple[Columns[Any], ...] = ()
+    prepared: Any = None
+    """The slice in which it was prepared, where a trace is taken."""
 
 
 class Copies(Generic[T]):
@@ -262,8 +282,10 @@ class Copies(Generic[T]):
 class Outbox:
     """Staged batches of one learner, by number."""
 
-    def __init__(self, halt: Halt, name: str) -> None:
+    def __init__(self, halt: Halt, name: str, traced: Traced) -> None:
         self._halt = halt
+        self._name = name
+        self._traced = traced
         self._changed = halt.condition(name)
         self._staged: dict[int, Staged] = {}
         self._first = 0
@@ -282,6 +304,7 @@ class Outbox:
             self._awaited = [copies for copies in self._awaited if copies.awaited]
             if number >= self._first:
                 self._staged[number] = staged
+            self._count()
             self._changed.notify_all()
 
     def take(self, number: int) -> Staged | None:
@@ -330,10 +353,16 @@ class Outbox:
         with self._changed:
             self._first = number
             self._staged = {n: staged for n, staged in self._staged.items() if n >= number}
+            self._count()
             self._changed.notify_all()
 
     def _pop(self, number: int) -> Staged | None:
         staged = self._staged.pop(number, None)
         if staged is not None:
             self._taken = number
+            self._count()
         return staged
+
+    def _count(self) -> None:
+        if self._traced.recorder is not None:
+            self._traced.recorder.count(self._name, len(self._staged))

@@ -11,13 +11,15 @@ from conduit.core.experience import Schema
 from conduit.core.finals import FIRST_ROWS, Finals
 from conduit.core.placement import Placement
 from conduit.core.reader import Reader
-from conduit.core.recipe import Composition, Recipe, Selection
+from conduit.core.recipe import Composition, Recipe, Selection, together
 from conduit.core.ring import Layout
 from conduit.core.room import Room
 from conduit.topology.endpoint import Endpoint, Tier
 
 _QUICK_BYTES = 1 << 17
 """Batches of rows up to this size are gathered in the turn of their draw: writers wait some 30 µs, less than leases cost."""
+_TOGETHER_BYTES = 32 << 20
+"""Batches up to this size in all are read at once. Whoever keeps one of them keeps all in memory."""
 
 
 class Storage:
@@ -40,7 +42,8 @@ class Storage:
         """Whether a row that was written is there when the call returns."""
         # Rows on disk may have to be waited for: never in the turn of a draw.
         in_memory = self.on_host and all(at.tier is not Tier.DISK for at in placement.endpoints)
-        self._is_near = in_memory and room.backend.immediate
+        self.is_near = in_memory and room.backend.immediate
+        """Whether a read or write costs little beside its bytes."""
         fields, capacity = composition.final_fields, layout.capacity
         self.shards = room.shards(placement, layout, schema)
         self._only = self.shards[0] if len(self.shards) == 1 else None
@@ -59,6 +62,18 @@ class Storage:
         self.read = Reader(room.backend, layout, self.shards, schema, self.finals).read
         """What was selected, as leaves of a batch in memory of their own at an endpoint."""
 
+    def read_all(self, selections: Sequence[Selection], to: Endpoint) -> list[Columns[Any]]:
+        """What was selected for each of some batches. Where these are of one form and not large, they are parts of one that is read at once:
+        most of what a small batch costs is the call."""
+        rows, joint = sum(selection.rows() for selection in selections), None
+        if len(selections) > 1 and rows * self.row_bytes <= _TOGETHER_BYTES:
+            joint = together(selections)
+        if joint is None:
+            return [self.read(selection, to) for selection in selections]
+        columns = self.read(joint, to)
+        each = columns.rows // len(selections)
+        return [columns.slice(at, at + each) for at in range(0, columns.rows, each)]
+
     def write(self, first: int, rows: Columns[Any]) -> None:
         """Rows that are known by the numbers from `first` on, of which there are at most as many as the ring has places."""
         layout = self.layout
@@ -72,7 +87,7 @@ class Storage:
 
     def is_quick(self, to: Endpoint, selections: Sequence[Selection]) -> bool:
         """Whether what was selected is read to `to` in less time than a lease on it takes."""
-        if not self._is_near or not to.is_host:
+        if not self.is_near or not to.is_host:
             return False
         return self.row_bytes * sum(selection.rows() for selection in selections) <= _QUICK_BYTES
 

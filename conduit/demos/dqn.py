@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import conduit
-from conduit.demos.trained import SOLVED, Progress, Trained, evaluate
+from conduit.demos.trained import SOLVED, Progress, Trained, evaluate, followed
 from conduit.integrations.gymnasium import steps
 
 TITLE = "Double DQN on CartPole-v1 in PyTorch, off-policy with priorities"
@@ -48,7 +48,7 @@ def train(
     backend: str = BACKEND,
     seed: int = 0,
     train_steps: int = STEPS,
-    schedule: conduit.Schedule = OVERLAPPED,
+    schedule: conduit.Schedule | conduit.Auto = OVERLAPPED,
     progress: Progress = lambda done, returns: None,
 ) -> Trained:
     """A greedy policy after `train_steps` steps of all lanes, and where the seconds went."""
@@ -87,7 +87,7 @@ def train(
             store.update_priorities(batch.info.keys, td_error.abs())
             if (done + 1) % CHECK_EVERY == 0 and np.mean(evaluate(greedy(target), seed=seed)) >= SOLVED:
                 break
-        return Trained(greedy(target), store.ledger, time.perf_counter() - began_s)
+        return Trained(greedy(target), store.ledger, time.perf_counter() - began_s, followed(store))
 
 
 def update(

@@ -15,7 +15,7 @@ import optax
 from gymnasium.vector import AutoresetMode
 
 import conduit
-from conduit.demos.trained import Progress, Trained
+from conduit.demos.trained import Progress, Trained, followed
 from conduit.integrations.gymnasium import steps
 from conduit.transforms import GAE, Normalize
 
@@ -46,7 +46,7 @@ def train(
     backend: str = BACKEND,
     seed: int = 0,
     train_steps: int = STEPS,
-    schedule: conduit.Schedule = OVERLAPPED,
+    schedule: conduit.Schedule | conduit.Auto = OVERLAPPED,
     progress: Progress = lambda done, returns: None,
 ) -> Trained:
     """A greedy policy after `train_steps` steps of all lanes, rounded up to whole iterations, and where the seconds went."""
@@ -88,7 +88,7 @@ def train(
                     params, state = update(params, state, batch.data)
             store.advance()
             progress((iteration + 1) * ROLLOUT, stream.returns)
-        return Trained(partial(greedy, params), store.ledger, time.perf_counter() - began_s)
+        return Trained(partial(greedy, params), store.ledger, time.perf_counter() - began_s, followed(store))
 
 
 def initial(key: jax.Array) -> Params:

@@ -39,7 +39,12 @@ class Trainer(Protocol):
     IN_LINE: conduit.Schedule
 
     def train(
-        self, backend: str, seed: int, train_steps: int, schedule: conduit.Schedule, progress: Progress = ...
+        self,
+        backend: str,
+        seed: int,
+        train_steps: int,
+        schedule: conduit.Schedule | conduit.Auto,
+        progress: Progress = ...,
     ) -> Trained: ...
 
 
@@ -51,15 +56,15 @@ def run(
     steps: int | None,
     episodes: int,
     compare: int | None,
-    inline: bool,
+    schedule: str,
 ) -> bool:
-    """Trains, evaluates and compares; whether the mean return is `GOOD`."""
+    """Trains, evaluates and compares; whether the mean return is `GOOD`. `schedule`: "inline", "behind" or "auto"."""
     console = Console()
     backend = backend or trainer.BACKEND
     console.print(f"{trainer.TITLE}, store on {backend}, seed {seed}", soft_wrap=True)
     steps = _whole(console, trainer, trainer.STEPS if steps is None else steps)
-    schedule = trainer.IN_LINE if inline else trainer.OVERLAPPED
-    trained = _train_with_a_bar(console, trainer, backend, seed, steps, schedule)
+    asked = {"inline": trainer.IN_LINE, "behind": trainer.OVERLAPPED, "auto": conduit.Auto()}[schedule]
+    trained = _train_with_a_bar(console, trainer, backend, seed, steps, asked)
     if not trained.ledger.iteration_count:
         console.print(f"Nothing was trained: the first {steps:,} steps only fill the store", soft_wrap=True)
     returns = evaluate(trained.policy, episodes)
@@ -70,6 +75,8 @@ def run(
         soft_wrap=True,
     )
     console.print(ledger_table(trained.ledger))
+    if schedule == "auto":
+        console.print(trained.schedule, markup=False, highlight=False, soft_wrap=True)
     compared = trainer.COMPARED_STEPS if compare is None else compare
     if compared:
         _compare(console, trainer, backend, seed, _whole(console, trainer, compared))
@@ -86,7 +93,12 @@ def _whole(console: Console, trainer: Trainer, steps: int) -> int:
 
 
 def _train_with_a_bar(
-    console: Console, trainer: Trainer, backend: str, seed: int, steps: int, schedule: conduit.Schedule
+    console: Console,
+    trainer: Trainer,
+    backend: str,
+    seed: int,
+    steps: int,
+    schedule: conduit.Schedule | conduit.Auto,
 ) -> Trained:
     columns = (
         TextColumn("training"),

@@ -12,6 +12,7 @@ import numpy as np
 
 from conduit.core.ledger import Ledger
 from conduit.integrations.gymnasium import steps
+from conduit.store import Store
 
 SOLVED = 490.0
 """A mean return at which training may stop; 500 is the most there is."""
@@ -26,6 +27,13 @@ class Trained:
     """Greedy: observations (lanes, 4) → actions (lanes,)."""
     ledger: Ledger
     train_s: float
+    schedule: str
+    """What was followed in the end, and why: a text; empty where nothing was trained."""
+
+
+def followed(store: Store) -> str:
+    """For `Trained.schedule`."""
+    return store.explain().schedule if store.ledger.iteration_count else ""
 
 
 def evaluate(policy: Callable[[Any], Any], episodes: int = 20, seed: int = 10_000) -> list[float]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from conduit.clock import VirtualClock
-from conduit.core.ledger import Ledger, Traffic
+from conduit.core.ledger import Ledger, Seconds, Traffic
 from conduit.topology.endpoint import DISK, PAGEABLE
 
 Scene = Callable[[VirtualClock, Ledger], object]
@@ -189,6 +189,64 @@ def test_old_iterations_are_forgotten_but_counted():
     for _ in range(5):
         ledger.end_iteration()
     assert (len(ledger.iterations), ledger.iteration_count) == (2, 5)
+
+
+def test_units_and_batches_are_counted_by_iteration_by_thread_and_in_total():
+    def scene(clock, ledger):
+        for pushes in (2, 0, 1):
+            for _ in range(pushes):
+                with ledger.port("push") as push:
+                    push.took = 1
+            with ledger.port("push"):
+                pass  # took nothing: it was dropped
+            with ledger.port("pull") as pull:
+                pull.took = 1
+            ledger.end_iteration()
+
+        def other() -> None:
+            with ledger.port("push") as push:
+                push.took = 1
+            counts.append([(each.units, each.batches) for each in ledger.threads().values()])
+
+        clock.spawn(other, "actor").join()
+
+    counts = []
+    ledger = played(scene)
+    assert [(each.units, each.batches) for each in ledger.iterations] == [(2, 1), (0, 1), (1, 1)]
+    assert (ledger.total.units, ledger.total.batches) == (4, 3)
+    assert ledger.by_thread["actor"].units == 1
+    assert counts == [[(3, 3), (1, 0)]]
+
+
+def test_what_iterations_took_together_can_be_asked_as_long_as_they_are_remembered():
+    def scene(clock, ledger):
+        for seconds in (1.0, 2.0, 4.0, 8.0):
+            with ledger.mark("update"):
+                clock.sleep(seconds)
+            ledger.end_iteration()
+        clock.sleep(16.0)
+
+    ledger = played(scene)
+    together = [ledger.between(*each) or Seconds(-1.0, -1.0) for each in ((0, 1), (1, 3), (0, 4), (2, 2))]
+    assert [each.update_s for each in together] == pytest.approx([1, 6, 15, 0])
+    assert [each.wall_s for each in together] == pytest.approx([1, 6, 15, 0])
+    assert ledger.between(3, 5) is None
+    short = Ledger(VirtualClock(0), keep=2)
+    for _ in range(5):
+        short.end_iteration()
+    assert [short.between(first, 5) is None for first in range(5)] == [True, True, True, False, False]
+
+
+def test_an_alarm_rings_once_by_the_end_of_its_iteration_and_only_the_last_one_set():
+    ledger, rung = Ledger(VirtualClock(0)), []
+    ledger.alarm(2, lambda: rung.append(("first", ledger.iteration_count)))
+    for _ in range(4):
+        ledger.end_iteration()
+    ledger.alarm(9, lambda: rung.append(("replaced", ledger.iteration_count)))
+    ledger.alarm(3, lambda: rung.append(("late", ledger.iteration_count)))
+    for _ in range(9):
+        ledger.end_iteration()
+    assert rung == [("first", 2), ("late", 5)]
 
 
 def test_time_spent_in_a_port_that_raises_is_counted():

@@ -50,7 +50,7 @@ def made(
     """On a backend that has four devices; `here` None: which nobody may look at."""
     there = Here(here)
     wanted = Demand(
-        **{"capacity": ROWS, "batch_size": 512, "replay_ratio": 4.0, "staged_batches": 1, **demand}, grows=grows
+        **{"capacity": ROWS, "batch_size": 512, "replay_ratio": 4.0, "staging": (1,), **demand}, grows=grows
     )
     placer = Placer(EmulatedBackend(FOUR), asked, budgets or {}, wanted, topology, there)
     for landing in learners:
@@ -176,7 +176,7 @@ def test_where_nothing_fits_every_candidate_s_shortfall_is_told():
 
 
 def test_a_device_is_not_filled_to_the_last_byte_for_rows_are_dealt_in_blocks():
-    placer, _ = made(machine(4, 40 * GB), staged_batches=0)
+    placer, _ = made(machine(4, 40 * GB), staging=(0,))
     assert placer.place(39_000) == ALONE
     assert len(placer.place(40_000).endpoints) > 1
 
@@ -384,7 +384,7 @@ def test_rows_on_disk_are_explained_beside_what_else_could_be_and_called_nothing
         memories={DISK: FOUR.memory(PAGEABLE)},
         legs={edge: FOUR.leg(PAGEABLE, PAGEABLE) for at in FOUR.endpoints for edge in ((DISK, at), (at, DISK))},
     )
-    placer = Placer(EmulatedBackend(with_disk), "disk", {}, Demand(ROWS, 512, 4.0, 1, False), with_disk, Here(None))
+    placer = Placer(EmulatedBackend(with_disk), "disk", {}, Demand(ROWS, 512, 4.0, (1,), False), with_disk, Here(None))
     explained = placer.explain(40_000, Placement((DISK,)), {}, False)
     assert str(explained).startswith("rows are at disk: as it was asked for\n")
     assert [each.kind for each in explained.plan.candidates if DISK in each.rows] == ["disk"]

@@ -13,10 +13,10 @@ from conduit.core.staging import Group, Inbox
 from conduit.errors import WaitTimeout
 
 
-def inbox_of(clock, in_line: bool = True, hold_back: bool = False) -> tuple[Inbox, Order]:
+def inbox_of(clock, behind: bool = False, holds_back: bool = False) -> tuple[Inbox, Order]:
     halt = Halt(clock)
     order = Order(halt)
-    return Inbox(halt, order, in_line, hold_back), order
+    return Inbox(halt, order, behind, holds_back), order
 
 
 def seal(inbox: Inbox, deadline_s: float = 100.0) -> Group:
@@ -97,7 +97,7 @@ def test_what_could_not_be_sealed_in_time_takes_no_place_and_holds_nobody_up(see
 
 
 def test_behind_rollout_a_group_gets_its_place_when_the_next_is_sealed_or_a_learner_starves():
-    inbox, _ = inbox_of(RealClock(), in_line=False, hold_back=True)
+    inbox, _ = inbox_of(RealClock(), behind=True, holds_back=True)
     first, second = seal(inbox), seal(inbox)
     assert (first.turn is not None, second.turn) == (True, None)
     inbox.starving = 1
@@ -108,7 +108,7 @@ def test_behind_rollout_a_group_gets_its_place_when_the_next_is_sealed_or_a_lear
 
 
 def test_units_are_pending_until_the_operator_takes_them():
-    inbox, _ = inbox_of(RealClock(), in_line=False)
+    inbox, _ = inbox_of(RealClock(), behind=True)
     counts = []
     for units in (2, 3):
         with inbox.changed:

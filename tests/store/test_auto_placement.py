@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import conduit
+from conduit import mover
 from conduit.backends.emulated import EmulatedBackend
 from conduit.clock import VirtualClock
 from conduit.core.placement import Placement
-from conduit.errors import TopologyError
+from conduit.errors import MigrationError, TopologyError
 from conduit.topology import Leg, Topology, preset, save, this_machine
 from conduit.topology.endpoint import DISK, PAGEABLE
 from tests.core.placement_oracle import GB, D, machine
@@ -88,8 +89,54 @@ def test_rows_that_grow_go_where_there_is_room_for_both_copies():
     clock.run(main)
 
 
-def test_rows_that_were_put_before_the_learner_came_move_where_that_pays():
+def test_a_learner_that_rows_lie_badly_for_has_them_moved():
     pytest.importorskip("torch")
+    clock = VirtualClock()
+    backend = EmulatedBackend(SMALL, "torch", clock)
+    batches: list[bytes] = []
+
+    def main() -> None:
+        with conduit.Store(backend=backend, capacity=CAPACITY, batch_size=512, seed=1) as store:
+            store.actor().push_trajectory({"obs": np.arange(CAPACITY * WIDTH, dtype=np.float32).reshape(CAPACITY, -1)})
+            learner = store.learner(device="device:0")
+            while not store.migrations:
+                batches.append(np.asarray(learner.pull().data["obs"]).tobytes())
+            (moved,) = store.migrations
+            assert (moved.before, moved.after) == (Placement(), Placement((D[0],)))
+            assert store.explain().why == "the fastest that fits"
+            for _ in range(3):
+                batches.append(np.asarray(learner.pull().data["obs"]).tobytes())
+
+    clock.run(main)
+    with conduit.Store(backend="reference", capacity=CAPACITY, batch_size=512, seed=1) as store:
+        store.actor().push_trajectory({"obs": np.arange(CAPACITY * WIDTH, dtype=np.float32).reshape(CAPACITY, -1)})
+        learner = store.learner(to="numpy")
+        assert batches == [learner.pull().data["obs"].tobytes() for _ in batches]
+
+
+def test_a_move_that_fails_by_itself_is_told_and_nothing_else_happens(monkeypatch):
+    pytest.importorskip("torch")
+    clock = VirtualClock()
+    backend = EmulatedBackend(SMALL, "torch", clock)
+
+    def fail(*told: object) -> None:
+        raise MigrationError("the device is gone")
+
+    def main() -> None:
+        with conduit.Store(backend=backend, capacity=CAPACITY, batch_size=512) as store:
+            store.actor().push_trajectory({"obs": np.ones((CAPACITY, WIDTH), np.float32)})
+            monkeypatch.setattr(store._wiring.migrator, "migrate", fail)
+            learner = store.learner(device="device:0")
+            clock.sleep(1.0)
+            assert "it was tried: the device is gone" in store.explain().why
+            assert len(learner.pull()) == 512
+
+    clock.run(main)
+
+
+def test_rows_that_were_put_before_the_learner_came_move_where_that_pays(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(mover, "ITERATIONS", 1)
     clock = VirtualClock()
     backend = EmulatedBackend(SMALL, "torch", clock)
 

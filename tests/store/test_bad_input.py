@@ -182,7 +182,7 @@ def test_a_first_push_that_can_not_be_stored_stores_nothing_and_the_store_goes_o
             ScheduleError,
             "a granularity of 'two': expected a number",
         ),
-        ({"schedule": "auto"}, ScheduleError, "schedule='auto': expected a conduit.Schedule"),
+        ({"schedule": "fast"}, ScheduleError, "schedule='fast': expected a conduit.Schedule"),
         (
             {"sampler": "prioritized"},
             SettingError,

@@ -173,7 +173,7 @@ def test_a_gather_that_takes_long_is_let_finish_before_the_rows_change_their_pla
             def read() -> None:
                 clock.sleep(2.0)
                 assert list(s.info()["bytes_by_endpoint"]) == ["device:0"], "the old one is there"
-                got.append(buffer.read(selection, PAGEABLE).arrays["id"].tolist())
+                got.append(buffer.read([selection], PAGEABLE)[0].arrays["id"].tolist())
 
             lease = buffer.leases.take(5, read)
             reader = clock.spawn(lambda: buffer.leases.redeem(lease), "reader")
@@ -194,7 +194,7 @@ def test_a_gather_that_nobody_has_begun_is_done_by_the_move():
         fill(s.actor(lanes=4), 64)
         buffer, got = s._buffer, []
         selection = buffer.select(np.arange(5, 25), np.random.default_rng)
-        lease = buffer.leases.take(5, lambda: got.append(buffer.read(selection, PAGEABLE).arrays["id"].tolist()))
+        lease = buffer.leases.take(5, lambda: got.append(buffer.read([selection], PAGEABLE)[0].arrays["id"].tolist()))
         s.migrate("device:3")
         assert got == [list(range(5, 25))]
         buffer.leases.redeem(lease)

@@ -97,7 +97,7 @@ def test_a_push_that_times_out_was_not_taken_and_every_push_is_taken_once(schedu
                 fill(s.actor(), 1, first=99)
             s.learner().pull()
             every = s._buffer.select(np.arange(s._buffer.window.stop), np.random.default_rng)
-            rows = s._buffer.read(every, conduit.Endpoint(conduit.Tier.PAGEABLE)).arrays["id"]
+            rows = s._buffer.read([every], conduit.Endpoint(conduit.Tier.PAGEABLE))[0].arrays["id"]
             return sorted(rows.tolist()), len(timeouts)
 
     rows, timeouts = played(seed, scene)
