@@ -1,4 +1,4 @@
-"""The figures of placement and migration, of a small machine: what they show of the large one holds here as well."""
+"""The figures of placement, migration and scheduling, of a small machine: what they show of the large one holds here as well."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from conduit.clock import VirtualClock
 from conduit.topology.presets import preset
 
 pytest.importorskip("torch")
@@ -19,15 +20,27 @@ SMALL = preset("a100x8").only(at for at in preset("a100x8").endpoints if at.inde
 
 
 @pytest.fixture(scope="module")
-def figures():
-    """(placement, migration, what the probe found of the small machine)"""
+def benchmark():
+    """Imports one by its name."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
     try:
-        placement: Any = import_module("placement")
-        migration: Any = import_module("migration")
-        yield placement, migration, placement.measured(SMALL)
+        yield import_module
     finally:
         sys.path.pop(0)
+
+
+@pytest.fixture(scope="module")
+def found(benchmark):
+    """What the probe finds of the small machine."""
+    return benchmark("placement").measured(SMALL)
+
+
+@pytest.fixture(scope="module")
+def figures(benchmark, found):
+    """(placement, migration, what the probe found of the small machine)"""
+    placement: Any = benchmark("placement")
+    migration: Any = benchmark("migration")
+    return placement, migration, found
 
 
 def test_conduit_is_on_the_lower_envelope_and_leaves_one_device_where_it_is_full(figures):
@@ -70,3 +83,97 @@ def test_growing_rows_move_where_greedy_has_no_room_and_cost_no_more_than_spread
         assert each.migrated.rows == CAPACITY
         assert each.migrated.pause_s < 0.1 * each.migrated.seconds <= each.waited_s
         assert max(each.pulls_s) < each.waited_s
+
+
+def test_a_group_of_units_and_of_batches_costs_one_latency_of_each_link(benchmark):
+    granularity = benchmark("granularity")
+    kind = granularity.Kind("41 B", 41, 512)
+    device = SMALL.devices[0]
+    for g, behind in ((1, False), (16, False), (1, True), (16, True)):
+        costs = granularity.emulated(SMALL, kind, device, behind, g, blocks=1)
+        rows = 32 * g
+        assert costs["ingestion"].total_us == pytest.approx((2 + 41 * rows / 12e3) / rows, rel=1e-3)
+        assert costs["delivery"].total_us == pytest.approx((5 + 41 * rows / (2039e3 / 2)) / rows, rel=1e-3)
+
+
+def test_what_granularity_measures_is_told_apart_by_who_spends_it(benchmark):
+    granularity = benchmark("granularity")
+    kind = granularity.Kind("41 B, hooks", 41, 512, granularity.KINDS[1].hooks)
+    costs = granularity.measured(kind, (1, 16), rounds=2)
+    for operator in granularity.OPERATORS:
+        assert set(costs[operator]) == {"in line", "behind"}
+        for g in (1, 16):
+            in_line, behind = costs[operator]["in line"][g], costs[operator]["behind"][g]
+            assert in_line.operator_us is None
+            assert in_line.total_us == in_line.caller_us > 0
+            assert 0 < behind.operator_us < behind.total_us
+
+
+def test_in_line_the_path_shows_whole_and_behind_longer_stages_not_at_all(benchmark, found):
+    scheduling = benchmark("scheduling")
+    panels, again = (
+        scheduling.emulated_panels(SMALL, found, (32, 512), (128, 7000), (1, 8), 1, CAPACITY) for _ in range(2)
+    )
+    assert panels == again
+    for panel in (panels["left"], panels["middle"]):
+        for size in panel["g = 1"]:
+            falling = [panel[label][size].exposed_s for label in ("Reverb-like", "Gear-like", "g = 1", "g = 8")]
+            assert falling == sorted(falling, reverse=True)
+    # Bytes over bandwidths, and latencies that g pushes and g batches share.
+    for g in (1, 8):
+        path_s = (2e-6 + 5e-6) / g + 4 * 8008 / 12e9 + 32 * 8008 / (2039e9 / 2)
+        assert panels["left"][f"g = {g}"][32].exposed_s == pytest.approx(path_s, rel=1e-3)
+    right = panels["right"]
+    for d in (128, 7000):
+        assert right["g = 1, behind"][d].exposed_s == pytest.approx(0.0, abs=1e-12)
+        assert 0 <= right["g = 1, behind 0.1 ms"][d].exposed_s < right["g = 1, in line"][d].exposed_s
+    # Longer than both stages: the rest shows.
+    assert right["g = 1, behind 0.1 ms"][7000].exposed_s > 0
+
+
+def test_a_measured_loop_counts_what_was_no_stage(benchmark):
+    scheduling = benchmark("scheduling")
+    cases = {"in line": (64, 64, scheduling.IN_LINE, 1e-3), "behind": (64, 64, scheduling.BEHIND, 1e-3)}
+    for point in scheduling.on_host(cases, blocks=2).values():
+        assert 0 < point.pushed_s + point.pulled_s <= 1.0001 * point.exposed_s
+    staged = scheduling.staged_pulls("41 B", 32, scheduling.BEHIND, pulls=20)
+    assert staged["pulls"] + staged["others"] == 20
+
+
+@pytest.mark.parametrize("kind", ["matmul", "python"])
+def test_a_stage_does_a_fixed_amount_of_work_of_the_length_asked_for(benchmark, kind):
+    stages = benchmark("stages")
+    short, long = stages.stage(kind, 1e-3), stages.stage(kind, 10e-3)
+    assert long.times > short.times >= 1
+    assert long.alone_s > short.alone_s > 0
+    long()
+
+
+def test_a_stage_of_sleep_lasts_as_long_as_it_is_asked_to_and_others_are_refused(benchmark):
+    stages, clock = benchmark("stages"), VirtualClock()
+
+    def slept_s() -> float:
+        stages.stage("sleep", 0.25, clock)()
+        return clock.now()
+
+    assert clock.run(slept_s) == 0.25
+    with pytest.raises(ValueError, match="'nap'"):
+        stages.stage("nap", 1.0)
+
+
+def test_predictions_from_a_probe_and_a_profile_find_the_best_of_all_placements_and_schedules(benchmark):
+    auto = benchmark("auto")
+    part = auto.on_the_virtual_clock(auto.Emulation(SMALL, iterations=16), (256, 10_000), (1, 4))
+    assert len(part.measured) == 2 * 4 * 2 * 2
+    assert part.more["reruns_equal"]
+    assert auto.complaints(part) == []
+    found = part.agreement
+    assert found.r > 0.9999
+    assert found.exposed_r > 0.9999
+    narrow, wide = found.lines
+    # What isn't hidden of 4 ms an invocation needs g = 4; of 41 MB a batch, other memories than pageable.
+    assert (narrow.chosen.overlap, narrow.chosen.g) == (True, 4)
+    assert narrow.best_s == pytest.approx(auto.auto_emulated.ROLLOUT_S + auto.auto_emulated.UPDATE_S)
+    assert (wide.chosen.overlap, wide.chosen.placement) != (True, "pageable")
+    # As the paper has it, Eq. 2 takes each operator to hide behind its own stage alone.
+    assert part.more["eq_2_as_the_paper_has_it"]["mape"] > 10 * found.mape

@@ -306,8 +306,8 @@ class Simulation:
         assert window.stop == self.seen.pushed
         keys = np.arange(window.first, window.stop)
         columns = store._buffer.read(
-            store._buffer.select(keys, np.random.default_rng), conduit.Endpoint.parse("pageable")
-        ).arrays
+            [store._buffer.select(keys, np.random.default_rng)], conduit.Endpoint.parse("pageable")
+        )[0].arrays
         _check_rows(columns)
         place = list(zip(columns["lane"].tolist(), columns["row"].tolist(), strict=True))
         assert len(set(place)) == len(place)

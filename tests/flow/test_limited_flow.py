@@ -478,7 +478,7 @@ class Simulation:
             path = learner._path
             for index, request in learner._requests.items():
                 if request.turn.begun:
-                    staged = path.outbox.wait_take(path.numbering.number(index), math.inf)
+                    staged = path.outbox.wait_take(learner._numbering.number(index), math.inf)
                     assert staged is not None
                     assert isinstance(staged.batch, conduit.Batch)
                     self.accounts[table].delivered.append(staged.batch)

@@ -68,6 +68,29 @@ def test_the_command_prints_return_ledger_and_comparison(trainer: str) -> None:
         assert said in ran.output
 
 
+@pytest.mark.parametrize("trainer", ["dqn", "ppo"])
+@pytest.mark.parametrize("schedule", ["auto", "behind", "inline"])
+def test_only_an_automatic_schedule_is_explained(trainer: str, schedule: str) -> None:
+    steps = {"dqn": "150", "ppo": str(2 * ppo.ROLLOUT)}[trainer]
+    args = ["demo", trainer, "--steps", steps, "--compare", "0", "--evaluate", "1", "--schedule", schedule]
+    ran = CliRunner().invoke(cli.app, args)
+    assert ran.exit_code in (0, 1), ran.output
+    assert ("Automatic schedule: " in ran.output) == (schedule == "auto")
+
+
+@pytest.mark.parametrize("trainer", [dqn, ppo], ids=["dqn", "ppo"])
+def test_a_trainer_follows_the_schedule_it_is_given(trainer: Any) -> None:
+    steps = {dqn: dqn.WARM_UP + 20, ppo: ppo.ROLLOUT}[trainer]
+    for schedule, timing in ((trainer.IN_LINE, "in line"), (trainer.OVERLAPPED, "behind")):
+        assert f"schedule: ingestion {timing}" in trainer.train(train_steps=steps, schedule=schedule).schedule
+
+
+def test_an_unknown_schedule_is_refused() -> None:
+    ran = CliRunner().invoke(cli.app, ["demo", "dqn", "--schedule", "fastest"])
+    assert ran.exit_code == 2
+    assert "'fastest' is not one of" in ran.output
+
+
 def test_steps_are_rounded_up_to_whole_iterations_and_the_command_says_so() -> None:
     args = ["demo", "ppo", "--steps", "1", "--compare", "0", "--evaluate", "1"]
     said = CliRunner().invoke(cli.app, args).output
@@ -130,7 +153,7 @@ def test_the_verdict_says_whether_overlapping_paid() -> None:
 
 def test_the_command_fails_where_the_agent_isnt_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conduit.demos.show.evaluate", lambda policy, episodes: [399.0] * episodes)
-    args = ["demo", "dqn", "--steps", "10", "--compare", "0", "--inline", "--backend", "reference"]
+    args = ["demo", "dqn", "--steps", "10", "--compare", "0", "--schedule", "inline", "--backend", "reference"]
     assert CliRunner().invoke(cli.app, args).exit_code == 1
     monkeypatch.setattr("conduit.demos.show.evaluate", lambda policy, episodes: [400.0] * episodes)
     assert CliRunner().invoke(cli.app, args).exit_code == 0

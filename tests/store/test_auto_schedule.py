@@ -37,8 +37,9 @@ class Loop:
             clock.sleep(self.del_s)
             learner_out.write(exp_in.read())
 
-        usual = {"backend": "reference", "capacity": 64, "batch_size": 4, "seed": 5, "schedule": "auto"}
-        self.store = conduit.Store(**{**usual, **settings}, ingestion=[ingest], delivery=[deliver], clock=clock)
+        self.hooks: dict[str, Any] = {"ingestion": [ingest], "delivery": [deliver]}
+        usual: dict[str, Any] = {"backend": "reference", "capacity": 64, "batch_size": 4, "seed": 5, "schedule": "auto"}
+        self.store = conduit.Store(**{**usual, **settings}, **self.hooks, clock=clock)
         self.actor = self.store.actor(lanes=2)
         self.learner = self.store.learner(to="numpy")
 
@@ -157,6 +158,7 @@ def test_an_on_policy_loop_hides_what_its_scopes_allow_and_delivers_each_row_e_t
 
     def scene(clock: VirtualClock) -> None:
         loop = Loop(clock, capacity=None, mode="on_policy", rollout_unit=unit, epochs=epochs)
+        took_s = 0.0
         with loop.store:
             for iteration in range(80):
                 began_s = clock.now()
@@ -212,9 +214,17 @@ def test_a_checkpoint_of_a_store_that_runs_ahead_goes_on_in_line_with_all_that_w
             loop.turn(400)
             assert loop.store.schedule.overlap_del
             loop.store.save(tmp_path / "saved")
-            hooks = {"ingestion": [], "delivery": []}
-            with pytest.raises(conduit.errors.SettingError, match="hooks"):
-                conduit.Store.restore(tmp_path / "saved", clock=clock, **hooks)
+            staged = loop.learner.staged
+            after = [loop.learner.pull() for _ in range(4)]
+        with conduit.Store.restore(tmp_path / "saved", clock=clock, **loop.hooks) as again:
+            assert not again.schedule.overlap_del
+            learner = again.learner(to="numpy")
+            assert learner.staged == staged >= 1
+            for batch in after[:staged]:
+                other = learner.pull()
+                assert (other.info.number, other.info.keys.tolist()) == (batch.info.number, batch.info.keys.tolist())
+            # What was asked for and not drawn is drawn at its pull.
+            assert learner.pull().info.number == after[staged].info.number
 
     virtually(scene)
 
