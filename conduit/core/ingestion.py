@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -104,8 +105,10 @@ class Ingestion:
         return unsuited and not self._chain.has_hooks
 
     def rows_came_s(self, by_s: float) -> float:
-        """When the last rows by then came that a learner was waiting for; then, if none did."""
-        return max((at_s for at_s in list(self._inbox.awaited_at_s) if at_s <= by_s), default=by_s)
+        """When the last rows by then came that a learner was waiting for; long ago, if it didn't have to wait for any."""
+        known = list(self._inbox.awaited_at_s)
+        forgotten = len(known) == self._inbox.awaited_at_s.maxlen
+        return max((at_s for at_s in known if at_s <= by_s), default=by_s if forgotten else -math.inf)
 
     @contextmanager
     def hurried(self, deadline_s: float) -> Iterator[None]:

@@ -49,7 +49,7 @@ def write(into: ExperienceBuffer, data, version: np.ndarray):
 
 
 def read(from_: ExperienceBuffer, keys: np.ndarray):
-    return from_.read(from_.select(keys, np.random.default_rng), PAGEABLE).arrays
+    return from_.read([from_.select(keys, np.random.default_rng)], PAGEABLE)[0].arrays
 
 
 def keys_at(from_: ExperienceBuffer, keys: np.ndarray) -> list[int]:

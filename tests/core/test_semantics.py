@@ -63,7 +63,7 @@ def test_on_policy_granularities_are_exactly_the_fractions_of_m():
     semantics = OnPolicy(12, 4)
     for k in (1, 2, 3):
         semantics.resolve(Schedule(g_ing=k / 3, g_del=k / 3))
-        assert semantics.rows_per_ingestion(Schedule(g_ing=k / 3)) == 4 * k
+        assert semantics.units_per_ingestion(Schedule(g_ing=k / 3)) == 4 * k
     assert semantics.resolve(Schedule()) == Schedule(g_ing=1, g_del=1 / 3)
     for wrong in (0, -1 / 3, 0.5, 4 / 3, 2, 1 / 6):
         with pytest.raises(ScheduleError, match=r"k/M with M = 3"):

@@ -269,12 +269,14 @@ def test_a_step_is_taken_alike_whatever_it_looks_like_at_first_sight(change, nes
 
 def test_what_is_written_at_once_is_not_copied():
     for step in (tree(), tree(term=[1]), {"obs": [np.zeros(3)]}):
-        given = Signature(to_numpy, True, copies=False)
+        given = Signature(to_numpy, True)
+        given.copies = False
         steps = given.steps(LANES)
         for _ in range(2):
             rows = given.step(step, None, None, None, steps)
             with given.fixed_by(rows, 0.0):
                 pass
+            assert rows.lent
             assert all(leaf is kept for leaf, kept in zip(leaves_of(step), leaves_of(rows.data), strict=True))
 
 

@@ -601,6 +601,35 @@ def test_a_thread_that_ends_within_a_stage_hangs_nothing():
     played(2, scene)
 
 
+# Figures that leave nothing to compare
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.125], ids=["no time", "equal times"])
+@pytest.mark.parametrize("on_policy", [False, True])
+def test_stages_without_any_variance_are_profiled_and_chosen_from(seconds, on_policy):
+    def scene(clock: VirtualClock) -> None:
+        works = {stage: [hook(stage, lambda: clock.sleep(seconds))] for stage in ("ingestion", "delivery")}
+        settings: dict[str, Any] = {"rollout_unit": 8, "epochs": 3} if on_policy else {"capacity": 400}
+        with store(schedule="auto", clock=clock, **settings, **works) as s:
+            actor, learner = s.actor(4), s.learner()
+            for iteration in range(250):
+                for _ in range(2):
+                    clock.sleep(seconds)
+                    actor.push(step(0, 4))
+                for _ in range(6 if on_policy else 1):
+                    learner.pull()
+                    clock.sleep(seconds)
+                if on_policy:
+                    assert s.advance() == iteration + 1
+            if seconds:
+                assert s.schedule.overlap_del, "half of it could be hidden"
+            else:
+                assert s.schedule == s._wiring.feasible.simplest, "there is nothing to gain"
+            assert "Automatic schedule" in str(s.explain())
+
+    played(0, scene)
+
+
 # Clocks that jump
 
 
