@@ -1,6 +1,7 @@
 """Everything that only a GPU can show, in one run of under ten minutes: the GPU tests, the contract suite on the
 devices, how fast rows go in, are gathered and are handed over, against plain copies of the same bytes, what a probe
-finds of the card, and how fast a store's rows move to it and back.
+finds of the card, how fast a store's rows move to it and back, and what an automatic schedule makes of a loop whose
+update runs there.
 
     python benchmarks/gpu_check.py > gpu.json
 
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -61,6 +63,9 @@ def main() -> int:
     report["gigabytes_per_s"] = [rates(row_bytes) for row_bytes in ROW_BYTES]
     report["probe"] = probed()
     report["migration"] = [migrated(row_bytes) for row_bytes in ROW_BYTES]
+    report["schedule"] = [
+        scheduled(row_bytes, at, "cuda:0") for row_bytes in ROW_BYTES for at in ("device:0", "pinned")
+    ]
     print(json.dumps(report, indent=2))
     return int(not arguments.no_tests and report["tests"]["exit"] != 0)
 
@@ -158,6 +163,54 @@ def migrated(row_bytes: int, store_bytes: int = STORE_BYTES) -> dict[str, Any]:
                 "pause_ms": round(1e3 * moved.pause_s, 2),
             }
             before = place
+    return result
+
+
+def scheduled(
+    row_bytes: int, placement: str, device: str, store_bytes: int = STORE_BYTES, iterations: int = 500
+) -> dict[str, Any]:
+    """An off-policy loop whose update is matrix products on the device, in line and with schedule="auto": ms an iteration, what of it push and
+    pull took, what was chosen, and µs of a pull of a batch that was staged. Medians of the last fifth, the device having finished each update."""
+    import torch
+
+    lanes, batch_rows = 16, 256
+    weights = torch.rand(2048, 2048, device=device)
+    row = {"row": np.ones((lanes, row_bytes), np.uint8)}
+    result: dict[str, Any] = {"row_bytes": row_bytes, "placement": placement}
+    for name in ("in line", "auto"):
+        with conduit.Store(
+            backend="torch",
+            capacity=max(4 * batch_rows, store_bytes // row_bytes),
+            batch_size=batch_rows,
+            placement=placement,
+            schedule=None if name == "in line" else "auto",
+            timeout_s=120.0,
+        ) as store:
+            actor, learner = store.actor(lanes=lanes), store.learner(device=device)
+            for _ in range(2 * batch_rows // lanes):
+                actor.push(row)
+            pulls, whole = [], []
+            for _ in range(iterations):
+                began_s = time.perf_counter()
+                actor.push(row)
+                staged, asked_s = learner.staged > 0, time.perf_counter()
+                batch = learner.pull()
+                pulls.append((staged, time.perf_counter() - asked_s))
+                with store.update():
+                    made = weights
+                    for _ in range(8):
+                        made = made @ weights
+                    float(made[0, 0] + batch.data["row"][0, 0])
+                whole.append(time.perf_counter() - began_s)
+            last = iterations // 5
+            waits = [took_s for staged, took_s in pulls[-last:] if staged]
+            exposed = [each.exposed_s for each in store.ledger.iterations[-last:]]
+            result[name] = {
+                "ms_an_iteration": round(1e3 * median(whole[-last:]), 3),
+                "exposed_ms": round(1e3 * median(exposed), 3),
+                "staged_pull_us": round(1e6 * median(waits), 1) if waits else None,
+                "schedule": asdict(store.schedule),
+            }
     return result
 
 

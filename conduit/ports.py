@@ -218,6 +218,8 @@ class Learner:
         self._path = path
         self._numbering, self._behind = numbering, behind
         self._wanted: tuple[Numbering, bool] | None = None
+        self._since = index
+        """The first batch that is prepared so."""
         self._index = index
         self._requests: dict[int, Request] = {}
         self._puller: PortCall | None = None
@@ -269,8 +271,8 @@ class Learner:
             self._adopt()
 
     def follows(self, numbering: Numbering, behind: bool) -> bool:
-        """Whether that is so by now."""
-        return self._numbering == numbering and self._behind is behind
+        """Whether that is so of the next batch."""
+        return self._numbering == numbering and self._behind is behind and self._index >= self._since
 
     def _adopt(self) -> None:
         if self._wanted is None:
@@ -278,7 +280,7 @@ class Learner:
         first = max(self._requests, default=self._index - 1) + 1
         numbering, behind = self._wanted
         if numbering.group(first).start == first:
-            self._numbering, self._behind, self._wanted = numbering, behind, None
+            self._numbering, self._behind, self._wanted, self._since = numbering, behind, None, first
 
     def cancel(self) -> int:
         """Ends the pulls of this learner that wait, with CancelledError; the next pull asks for the same batch. One that prepares its

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple
@@ -12,6 +11,9 @@ from conduit.errors import ScheduleError
 
 MOST_UNITS = 8
 """g_max of an automatic schedule off-policy, unless it is capped: what more would save is little, and it would be drawn further ahead."""
+
+MOST_CAP = 256
+"""To what a cap may raise it."""
 
 
 class Mode(NamedTuple):
@@ -80,8 +82,8 @@ class Auto:
                 raise ScheduleError(f"Auto({name}={given!r}): expected True or False")
         for name in ("g_ing", "g_del"):
             g = getattr(self, name)
-            if g is not None and not (is_number(g) and math.isfinite(g) and g > 0):
-                raise ScheduleError(f"Auto({name}={g!r}): expected a granularity > 0 at most, or None")
+            if g is not None and not (is_number(g) and 0 < g <= MOST_CAP):
+                raise ScheduleError(f"Auto({name}={g!r}): expected a granularity > 0, of at most {MOST_CAP}, or None")
         if self.batches_ahead is not None:
             check_whole("Auto(batches_ahead)", self.batches_ahead, 0)
 
