@@ -189,6 +189,7 @@ def run(
             taken_s = [iteration(flowing=False) for _ in range(iterations)]
             flowing_s = [sum(iteration(flowing=True)) for _ in range(iterations)]
             there = store.explain().placement if placement == "auto" else Placement.of(placement, backend.endpoints())
+            assert there is not None
         ingestion, delivery = predicted(found, case, there, capacity)
         return Point(
             ingestion_s=statistics.fmean(ingested_s for ingested_s, _ in taken_s),
@@ -277,7 +278,9 @@ def chosen(topology: Topology, found: Topology, dimension: int, capacity: int = 
         ) as store:
             store.learner(to="torch", device=topology.devices[0])
             store.actor(BATCH).push(rows_of(BATCH))
-            return len(store.explain().placement.endpoints)
+            there = store.explain().placement
+            assert there is not None
+            return len(there.endpoints)
 
     return clock.run(main)
 

@@ -9,7 +9,7 @@ from conduit.core.halt import Halt
 from conduit.core.migration import Migrator
 from conduit.core.moves import Migrated
 from conduit.core.placer import Placer
-from conduit.errors import CapacityError, ClosedError, MigrationError, SettingError, WaitTimeout
+from conduit.errors import CapacityError, ConduitError, MigrationError, SettingError, TopologyError, WaitTimeout
 
 ITERATIONS = 1000
 """In so many a move has to save what it takes."""
@@ -47,13 +47,20 @@ class Mover:
 
     def run(self) -> None:
         """The thread's life: until nothing is to be weighed any more."""
-        while True:
-            with self._guard:
-                if not self._is_wanted or self._halt.reason is not None:
-                    self._is_running = False
-                    return
-                self._is_wanted = False
-            self._try()
+        try:
+            while self._goes_on():
+                self._try()
+        # As any thread of the store's: what ends it must not go unseen.
+        except BaseException as error:
+            self._halt.now_because(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _goes_on(self) -> bool:
+        with self._guard:
+            self._is_running = self._is_wanted and self._halt.reason is None
+            self._is_wanted = False
+            return self._is_running
 
     def look(self) -> None:
         """Now and then: memory may have become free."""
@@ -68,8 +75,10 @@ class Mover:
         try:
             self._placer.failed = ""
             self.weigh(ITERATIONS, self._timeout_s)
-        except ClosedError:
-            pass
-        # The rows are whole where they were, and the store goes on: `explain` says why they didn't move.
-        except (CapacityError, MigrationError, WaitTimeout) as error:
+        except ConduitError as error:
+            if self._halt.reason is not None:
+                return
+            if not isinstance(error, CapacityError | MigrationError | TopologyError | WaitTimeout):
+                raise
+            # The rows are whole where they were, and the store goes on: `explain` says why they didn't move.
             self._placer.failed = str(error)

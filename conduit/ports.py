@@ -370,6 +370,7 @@ class Learner:
             self._index = max(self._index, first)
             dropped = {id(request): request for index, request in self._requests.items() if index < first}
             self._requests = {index: request for index, request in self._requests.items() if index >= first}
+            self._adopt()
         self._path.outbox.discard_before(numbering.number(first))
         for request in dropped.values():
             self._path.delivery.give_up(request)
@@ -421,10 +422,12 @@ class Learner:
         return request
 
     def _ask(self, index: int, lag: int | None = None, place: float = math.inf) -> Request:
-        """Asks for the batches of `index`'s group, from `index` on. `lag`, `place`: of that one, if a checkpoint brings it back. The
-        turnstile is held."""
+        """Asks for the batches of `index`'s group, from `index` on, up to one that has been asked for. `lag`, `place`: of that one, if a
+        checkpoint brings it back. The turnstile is held."""
         path, numbering, behind = self._path, self._numbering, self._behind
         stop = numbering.group(index).stop
+        if stop - index > 1:
+            stop = next((i for i in range(index + 1, stop) if i in self._requests), stop)
         numbers = range(numbering.number(index), numbering.number(stop), numbering.world)
         first = index - self._index if lag is None else lag
         lags = range(first, first + stop - index)

@@ -242,7 +242,7 @@ def wire(
     )
     # Where a push is written before it returns, its arrays need no copy before.
     lends = not (isinstance(semantics, OnPolicy) or ingestion)
-    switchboard = Switchboard(semantics, rollout, signature, ledger, schedule, lends)
+    switchboard = Switchboard(semantics, rollout, signature, ledger, schedule, lends, halt.condition("switchboard"))
     scheduler = None
     if isinstance(asked, Auto) and len(schedules.schedules) > 1:
         scheduler = Scheduler(
@@ -300,12 +300,13 @@ def _schedules(asked: Schedule | Auto, settings: Settings, semantics: Semantics,
     if isinstance(asked, Schedule):
         schedule = semantics.resolve(asked)
         return Feasible((schedule.ingestion,), (schedule.delivery,), _minibatches(semantics))
-    main = semantics.tables[MAIN]
     found = feasible(
         semantics,
         asked,
         pipelines=not hooks or hooks[0].per == "row",
-        counted=main.limiter is not None or main.max_times_sampled is not None,
+        counted=any(
+            each.limiter is not None or each.max_times_sampled is not None for each in semantics.tables.values()
+        ),
     )
     if settings.inbox_units is None or isinstance(semantics, OnPolicy):
         return found

@@ -1,7 +1,8 @@
 """Memory of large batches, lent again as soon as nobody refers to it.
 
 malloc takes large blocks from the kernel each time, and a fresh page costs more than the rows gathered into it: batches
-of 50 MB took 2.3 times as long. What it keeps itself (glibc: up to 32 MiB) is as quick as anything here.
+of 50 MB took 2.3 times as long. What it keeps itself is as quick as anything here, but how much that is depends on what was freed
+before, and where: groups of batches of 8 MB took 2.5 times as long.
 """
 
 from __future__ import annotations

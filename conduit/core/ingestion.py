@@ -134,7 +134,7 @@ class Ingestion:
         self._order.begin(group.turn, None, _why_waiting)
         began_s = self._ledger.now()
         try:
-            self._publish(group, self._chain.process(group, self._is_near))
+            self._publish(group, self._chain.process(group, self._writes_apart))
         finally:
             self._ledger.operated("ingestion", began_s)
             self._settle(group)
@@ -145,7 +145,7 @@ class Ingestion:
             with self._processing:
                 self._before = self._chain.state()
         with self._ledger.operator("ingestion"):
-            stored = self._chain.process(group, self._is_near)
+            stored = self._chain.process(group, self._writes_apart)
         turn = self._inbox.wait_turn(group)
         with self._order.serve(turn, None, _why_waiting), self._ledger.operator("ingestion"):
             self._publish(group, stored)
@@ -176,9 +176,11 @@ class Ingestion:
         return by_hooks if self._growth is None else by_hooks + self._growth.held_rows
 
     @property
-    def _is_near(self) -> bool:
-        """Whether a write costs little beside its bytes."""
-        return self._buffer.storage is not None and self._buffer.storage.is_near
+    def _writes_apart(self) -> bool:
+        """Whether a write costs little beside its bytes, and it makes no difference to which rows leave how many there are: a remover chooses
+        once for each, and mustn't choose otherwise elsewhere."""
+        storage = self._buffer.storage
+        return storage is not None and storage.is_near and self._buffer.places is None
 
     def _publish(self, group: Group, stored: Sequence[Rows | Cut]) -> None:
         """Makes visible what was made of a group."""

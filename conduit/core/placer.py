@@ -14,7 +14,7 @@ from conduit.core.placement_map import PlacementMap
 from conduit.core.planning import choose, plan_for
 from conduit.core.plans import Plan
 from conduit.core.ring import block_rows
-from conduit.core.scheduling import Choice
+from conduit.core.scheduling import Choice, ScheduleEvent
 from conduit.core.transfer_plan import TransferPlan, solve
 from conduit.core.workload import Workload, room_bytes
 from conduit.errors import CapacityError, MigrationError, TopologyError
@@ -44,19 +44,21 @@ class Demand:
 class Explanation:
     """Where a store's rows are, or will go, when the operators run, and why. Times that aren't said to be measured are predictions.
 
-    - `placement`, `why`; `plan`: all that could have been
+    - `placement`, `why`; `plan`: all that could have been. Before the first row, whose size they depend on, `placement` and `plan` are None
     - `schedule`: what is followed, or is about to be, and why, as a text; `choice`: what an automatic schedule was chosen from, None before
-      that, and where it was given"""
+      that, and where it was given; `history`: what an automatic schedule came to so far, by iteration"""
 
-    placement: Placement
+    placement: Placement | None
     why: str
-    plan: Plan
+    plan: Plan | None
     schedule: str = ""
     choice: Choice | None = None
+    history: tuple[ScheduleEvent, ...] = ()
 
     def __str__(self) -> str:
-        placed = f"rows are at {_named(self.placement)}: {self.why}\n{self.plan}"
-        return f"{placed}\n\n{self.schedule}" if self.schedule else placed
+        placed = "rows: " if self.placement is None else f"rows are at {_named(self.placement)}: "
+        planned = "" if self.plan is None else f"\n{self.plan}"
+        return f"{placed}{self.why}{planned}" + (f"\n\n{self.schedule}" if self.schedule else "")
 
 
 class Placer:
@@ -221,9 +223,10 @@ class Placer:
 
     def _swept(self, row_bytes: int, current: Placement | None) -> Placement | None:
         """What the map says; None where there is none, or it ends before, or knows nothing that fits."""
-        if self._map is None or row_bytes > self._map.regions[-1].last or self._map.region(row_bytes).placement is None:
+        swept = self._map
+        if swept is None or row_bytes > swept.regions[-1].last or swept.region(row_bytes).placement is None:
             return None
-        return self._map.at(row_bytes, current)
+        return swept.at(row_bytes, current)
 
     def _fit_beside(self, placement: Placement, row_bytes: int, held: Held) -> bool:
         """Whether there is room for rows of so many bytes beside those that hold `held`."""

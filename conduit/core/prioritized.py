@@ -188,8 +188,12 @@ class _PrioritySampler:
         return self._default
 
     def _new_rows(self, priority: Floats) -> tuple[Floats, Floats]:
-        raw = np.where(np.isnan(priority), self._new_row()[0], priority)
-        self._highest = max(self._highest, float(raw.max(initial=0.0)))
+        """The same of rows some of which come with one. They may be several pushes': each goes by those before it, as if they came alone."""
+        lacking, fixed = np.isnan(priority), self._new_row()[0]
+        highest = np.maximum.accumulate(np.maximum(np.where(lacking, 0.0, priority), self._highest))
+        raw = np.where(lacking, highest if self._settings.new == "max" else fixed, priority)
+        if len(raw):
+            self._highest = float(highest[-1])
         return raw, self._leaf(raw)
 
     def _fill(self, start: int, stop: int, raw: Floats | float, leaf: Floats | float) -> None:

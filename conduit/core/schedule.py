@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from numbers import Real
 from typing import NamedTuple
 
@@ -22,8 +23,13 @@ class Mode(NamedTuple):
     overlap: bool
     g: float
 
+    @property
+    def granularity(self) -> str:
+        """As a whole number or a fraction."""
+        return f"g={Fraction(self.g).limit_denominator(1 << 20)}"
+
     def __str__(self) -> str:
-        return f"{'behind' if self.overlap else 'in line'}, g = {self.g:.4g}"
+        return f"{'behind' if self.overlap else 'in line'}, {self.granularity}"
 
 
 @dataclass(frozen=True, slots=True)

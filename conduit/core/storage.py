@@ -65,8 +65,10 @@ class Storage:
     def read_all(self, selections: Sequence[Selection], to: Endpoint) -> list[Columns[Any]]:
         """What was selected for each of some batches. Where these are of one form and not large, they are parts of one that is read at once:
         most of what a small batch costs is the call."""
-        rows, joint = sum(selection.rows() for selection in selections), None
-        if len(selections) > 1 and rows * self.row_bytes <= _TOGETHER_BYTES:
+        if len(selections) == 1:
+            return [self.read(selections[0], to)]
+        joint = None
+        if sum(selection.rows() for selection in selections) * self.row_bytes <= _TOGETHER_BYTES:
             joint = together(selections)
         if joint is None:
             return [self.read(selection, to) for selection in selections]

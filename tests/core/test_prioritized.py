@@ -120,6 +120,18 @@ def test_a_pushed_priority_raises_what_max_means():
     assert priority_of(sampler, 1, Window(0, 2)) == 50.0
 
 
+def test_pushes_that_are_ingested_together_get_the_priorities_that_they_get_one_by_one():
+    given = [np.nan, 4.0, np.nan, 2.0, np.nan, 9.0, np.nan]
+    together, alone = (Prioritized(alpha=0.2).start(8, 0) for _ in range(2))
+    together.insert(0, len(given), np.array(given))
+    for key, raw in enumerate(given):
+        alone.insert(key, 1, None if np.isnan(raw) else np.array([raw]))
+    for sampler in (together, alone):
+        sampler.insert(7, 1, None)
+        priorities = [priority_of(sampler, key, Window(0, 8)) for key in range(8)]
+        assert priorities == [1.0, 4.0, 4.0, 2.0, 4.0, 9.0, 9.0, 9.0]
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_only_an_explicit_zero_disables_a_row(alpha):
     raw = np.full(CAPACITY, 1e-9)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ import conduit
 from conduit import Auto, Schedule
 from conduit.clock import REAL, Clock, VirtualClock
 from conduit.core.scheduler import Scheduler
+from conduit.errors import HandOverError
 from tests.flow.lanes import Told
 from tests.flow.programs import (
     CONTENTS,
@@ -209,6 +211,53 @@ def test_what_ingestion_held_back_behind_rollout_is_seen_once_it_is_in_line():
     with nobody_chooses():
         for seed in range(10):
             played(seed, scene)
+
+
+def test_batches_that_were_asked_for_are_not_asked_for_again_where_one_before_them_is():
+    """A batch that couldn't be handed over is asked for anew, as the schedule says by then: up to those that are staged."""
+
+    def scene(clock: VirtualClock) -> None:
+        with conduit.Store(clock=clock, schedule=CAPPED, **off_policy_settings()) as store:
+            program, backend = OffPolicy(store, 0), store._backend
+            program.run(0)
+            hand_over, failing = backend.hand_over, [True]
+
+            def fails_once(*given: Any) -> Any:
+                if failing:
+                    raise HandOverError(failing.pop())
+                return hand_over(*given)
+
+            switch(store, Schedule(False, 1, True, 2))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(backend, "hand_over", fails_once)
+                with pytest.raises(HandOverError):
+                    program.learner.pull()
+                clock.sleep(1.0)
+                before = store.info()["inserted"]
+                switch(store, Schedule(False, 1, False, 4))
+                program.push()
+                told = [program.learner.pull().info for _ in range(4)]
+            assert [info.number for info in told] == [0, 1, 2, 3]
+            assert [info.frontier < before for info in told] == [False, False, True, True]
+
+    with nobody_chooses():
+        played(0, scene)
+
+
+def test_on_policy_a_learner_that_was_stopped_in_the_midst_of_a_group_follows_in_the_next_iteration():
+    with (
+        nobody_chooses(),
+        conduit.Store(
+            backend="reference", mode="on_policy", rollout_unit=16, batch_size=2, epochs=1, schedule="auto"
+        ) as store,
+    ):
+        actor, learner = store.actor(16), store.learner()
+        actor.push({"obs": np.zeros((16, 2), np.float32)})
+        learner.pull()
+        switch(store, Schedule(False, 1, False, 0.5))
+        assert not is_in_force(store)
+        store.advance()
+        assert is_in_force(store)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)

@@ -13,7 +13,7 @@ from conduit import mover
 from conduit.backends.emulated import EmulatedBackend
 from conduit.clock import VirtualClock
 from conduit.core.placement import Placement
-from conduit.errors import MigrationError, TopologyError
+from conduit.errors import MigrationError, OperatorError, TopologyError
 from conduit.topology import Leg, Topology, preset, save, this_machine
 from conduit.topology.endpoint import DISK, PAGEABLE
 from tests.core.placement_oracle import GB, D, machine
@@ -36,6 +36,7 @@ def placed(there: Topology, device: str | None, **settings) -> tuple[Placement, 
             pushed_s = clock.now()
             assert learner.pull().data["obs"].shape == (512, WIDTH)
             explained = store.explain()
+            assert explained.placement is not None
             return explained.placement, str(explained), pushed_s
 
     return clock.run(main)
@@ -82,6 +83,7 @@ def test_rows_that_grow_go_where_there_is_room_for_both_copies():
             assert store.explain().placement == Placement((D[0],))
             actor.push_trajectory({"obs": np.ones((8, 400), np.float32)})
             there = store.explain().placement
+            assert there is not None
             assert D[0] in there.endpoints
             assert D[1] in there.endpoints
             assert learner.pull().data["obs"].shape == (64, 400)
@@ -134,6 +136,31 @@ def test_a_move_that_fails_by_itself_is_told_and_nothing_else_happens(monkeypatc
     clock.run(main)
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_what_goes_wrong_in_a_move_by_itself_ends_the_store_unless_that_has_ended(monkeypatch, is_closed):
+    pytest.importorskip("torch")
+    clock = VirtualClock()
+    backend = EmulatedBackend(SMALL, "torch", clock)
+
+    def main() -> None:
+        with conduit.Store(backend=backend, capacity=CAPACITY, batch_size=512) as store:
+
+            def fail(*told: object) -> None:
+                if is_closed:
+                    store._halt.now_because(ValueError("a hook failed"))
+                    store._halt.check()
+                raise ValueError("a mistake")
+
+            store.actor().push_trajectory({"obs": np.ones((CAPACITY, WIDTH), np.float32)})
+            monkeypatch.setattr(store._wiring.migrator, "migrate", fail)
+            learner = store.learner(device="device:0")
+            clock.sleep(1.0)
+            with pytest.raises(OperatorError, match="a hook failed" if is_closed else "a mistake"):
+                learner.pull()
+
+    clock.run(main)
+
+
 def test_rows_that_were_put_before_the_learner_came_move_where_that_pays(monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setattr(mover, "ITERATIONS", 1)
@@ -161,7 +188,9 @@ def test_a_topology_is_a_value_a_preset_s_name_or_a_file_of_this_machine(tmp_pat
     for given in (mine, "laptop", str(tmp_path / "mine.json"), tmp_path / "mine.json"):
         with conduit.Store(backend="reference", capacity=8, batch_size=2, topology=given) as store:
             store.actor().push_trajectory({"obs": np.ones((8, 2), np.float32)})
-            assert store.explain().plan.topology.name == ("laptop" if given == "laptop" else "mine")
+            plan = store.explain().plan
+            assert plan is not None
+            assert plan.topology.name == ("laptop" if given == "laptop" else "mine")
 
 
 @pytest.mark.parametrize(

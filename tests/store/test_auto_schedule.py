@@ -11,6 +11,7 @@ import pytest
 import conduit
 from conduit.clock import VirtualClock
 from conduit.core.schedule import Mode
+from conduit.core.scheduler import Scheduler
 from conduit.errors import ScheduleError
 
 WIDTH = 4
@@ -94,6 +95,34 @@ def test_operators_that_fit_behind_the_stages_end_up_there():
             assert "Why" in str(told)
 
     virtually(scene)
+
+
+def test_what_was_chosen_when_and_why_is_told_as_values():
+    def scene(clock: VirtualClock) -> None:
+        loop = filled(clock)
+        with loop.store:
+            assert loop.store.info()["schedules_chosen"] == 0
+            loop.turn(300)
+            told, info = loop.store.explain(), loop.store.info()
+            assert info["schedules_chosen"] == 1
+            assert info["schedule_status"].startswith("watching; next look at iteration")
+            (event,) = told.history
+            assert 0 < event.iteration < 300
+            assert (event.event, event.schedule) == ("chosen", loop.store.schedule)
+            assert str(event) in told.schedule
+
+    virtually(scene)
+
+
+def test_before_the_first_row_the_schedule_is_explained_all_the_same():
+    with conduit.Store(backend="reference", capacity=64, batch_size=4, schedule="auto") as store:
+        told = store.explain()
+        assert (told.placement, told.plan, told.choice, told.history) == (None, None, None, ())
+        assert "conduit.plan(…) answers for any size" in str(told)
+        assert "Automatic schedule: waiting for the first iteration" in str(told)
+    with conduit.Store(backend="reference", capacity=64, batch_size=4) as store:
+        assert "schedule: ingestion in line, g=1; delivery in line, g=1; as it was given" in str(store.explain())
+        assert (store.info()["schedule_status"], store.info()["schedules_chosen"]) == ("given", 0)
 
 
 def test_where_there_is_nothing_to_hide_all_stays_in_line():
@@ -278,3 +307,51 @@ def test_staged_batches_count_against_the_budget_of_the_memory_they_wait_in():
         store.learner()
         assert store.actor(lanes=2).push(row) == 2
         assert store._wiring.placer.staged_batches == 4
+
+
+def test_a_learner_that_pulls_no_more_is_not_waited_for():
+    """One that evaluates, say, in the midst of a group: it would follow with its next pull."""
+
+    def scene(clock: VirtualClock) -> None:
+        with conduit.Store(
+            clock=clock,
+            backend="reference",
+            capacity=64,
+            batch_size=4,
+            schedule="auto",
+            tables={"eval": conduit.Table()},
+        ) as store:
+            actor, learner, evaluates = store.actor(2), store.learner(), store.learner(table="eval")
+            for number in range(900):
+                clock.sleep(0.01)
+                actor.push({"obs": np.full((2, 2), number, np.float32)})
+                if number < 4:
+                    continue
+                learner.pull()
+                clock.sleep(0.01)
+                if number in (5, 6, 7):
+                    evaluates.pull()
+                if number == 20:
+                    store._switchboard.apply(conduit.Schedule(False, 1, False, 8))
+                if number in (40, 120):
+                    assert (store._switchboard.in_force_since() is not None) is (number == 120)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, "run", lambda self: None)
+        clock = VirtualClock()
+        clock.run(lambda: scene(clock))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        conduit.Table.queue(16),
+        conduit.Table(conduit.Fifo(), max_times_sampled=1),
+        conduit.Table(limiter=conduit.SampleToInsertRatio(1.0, 8, 8.0)),
+    ],
+    ids=lambda table: str(table.limiter),
+)
+def test_where_any_table_counts_draws_no_group_of_batches_is_drawn_at_once(table):
+    with conduit.Store(backend="reference", capacity=64, batch_size=4, schedule="auto", tables={"x": table}) as store:
+        assert {mode.g for mode in store._wiring.feasible.delivery} == {1}
+        assert {mode.g for mode in store._wiring.feasible.ingestion} > {1}

@@ -105,6 +105,21 @@ def test_the_same_rows_leave_on_every_backend_however_the_pushes_are_cut(remover
     assert played("jax", "device:0") == expected
 
 
+@pytest.mark.parametrize("width", [2, 40_000])
+def test_of_pushes_that_are_ingested_together_the_same_rows_leave_wherever_they_lie(width):
+    def left(**where: Any) -> list[int]:
+        schedule = conduit.Schedule(g_ing=4)
+        with store(capacity=12, remover=conduit.Lifo(), schedule=schedule, **where) as s:
+            actor = s.actor(3)
+            for number in range(8):
+                actor.push({"obs": np.full((3, width), number, np.float32)})
+            return s.read().keys.tolist()
+
+    expected = left(placement="pageable")
+    assert left(placement="device:0") == expected
+    assert left(backend="torch") == expected
+
+
 def test_a_remover_hears_of_priorities_pushed_and_of_updates_through_any_table():
     tables = {"recent": conduit.Table(conduit.Lifo()), "hot": conduit.Table(conduit.MaxHeap())}
     with store(capacity=4, remover=conduit.MinHeap(), tables=tables, batch_size=2) as s:
