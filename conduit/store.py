@@ -396,21 +396,20 @@ class Store:
         Where the store was given no `topology` and has measured none, the bandwidths are assumed, and marked so; `measure` takes some seconds
         to measure them.
 
-        SettingError before the first row, whose size it depends on: `conduit.plan` answers for any size."""
+        Before the first row nothing is said of where rows are, which depends on its size: `conduit.plan` answers for any size."""
         self._halt.check()
-        storage = self._buffer.storage
+        storage, scheduler, now = self._buffer.storage, self._wiring.scheduler, self.schedule
         if storage is None:
-            raise SettingError(
-                "explain(): it depends on the size of a row, and there is none yet; conduit.plan(…) answers for any size"
+            unknown = "where they go depends on the size of a row, and there is none yet; conduit.plan(…) answers for any size"
+            explained = Explanation(None, unknown, None)
+        else:
+            explained = self._wiring.placer.explain(
+                storage.row_bytes, storage.placement, storage.bytes_by_endpoint(), measure
             )
-        explained = self._wiring.placer.explain(
-            storage.row_bytes, storage.placement, storage.bytes_by_endpoint(), measure
-        )
-        scheduler, now = self._wiring.scheduler, self.schedule
         if scheduler is None:
             given = f"schedule: ingestion {now.ingestion}; delivery {now.delivery}; as it was given"
             return replace(explained, schedule=given)
-        return replace(explained, schedule=scheduler.explain(), choice=scheduler.choice)
+        return replace(explained, schedule=scheduler.explain(), choice=scheduler.choice, history=scheduler.history)
 
     @contextmanager
     def preloading(self) -> Iterator[None]:
@@ -617,8 +616,9 @@ class Store:
 
     def info(self) -> dict[str, Any]:
         """Counters and settings, as plain values. `held_rows`: those that wait until they are enough to replace narrower ones. A
-        table's `inserted` and `sampled` are what its limiter goes by: without what was pushed and drawn while preloading."""
-        schema, tables = self._buffer.schema, self._wiring.tables
+        table's `inserted` and `sampled` are what its limiter goes by: without what was pushed and drawn while preloading. `schedule_status`:
+        "given", or what an automatic schedule is doing; `schedules_chosen`: how often one was chosen so far."""
+        schema, tables, scheduler = self._buffer.schema, self._wiring.tables, self._wiring.scheduler
         told = [each for each in self._wiring.priorities.values() if each is not None]
         with self._order.changed:
             self._order.run_due()
@@ -642,6 +642,8 @@ class Store:
             "tables": {name: self._table_info(live) for name, live in tables.items()},
             "restored": self._restored and {**self._restored, "dropped_batches": self._learners.dropped_batches},
             "schedule": asdict(self.schedule),
+            "schedule_status": "given" if scheduler is None else scheduler.status,
+            "schedules_chosen": 0 if scheduler is None else scheduler.profiles,
         }
 
     # Life

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import conduit
 from conduit.clock import VirtualClock
 from conduit.topology.presets import preset
 
@@ -177,3 +178,62 @@ def test_predictions_from_a_probe_and_a_profile_find_the_best_of_all_placements_
     assert (wide.chosen.overlap, wide.chosen.placement) != (True, "pageable")
     # As the paper has it, Eq. 2 takes each operator to hide behind its own stage alone.
     assert part.more["eq_2_as_the_paper_has_it"]["mape"] > 10 * found.mape
+
+
+def test_an_interval_of_the_median_needs_no_more_than_the_order_of_values(benchmark):
+    interval = benchmark("exposed").interval
+    assert interval([3.0, 1.0, 2.0]) == (1.0, 2.0, 3.0)
+    # Of 6, 9 and 12 values the chance that the median is outside is 3.1, 3.9 and 3.9 %.
+    assert interval([*range(6)]) == (0, 2.5, 5)
+    assert interval([*range(9)]) == (1, 4, 7)
+    assert interval([*range(12)]) == (2, 5.5, 9)
+    assert interval([1.0] * 11 + [99.0]) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("variant", ["uniform", "prioritized", "barrier", "row scope"])
+def test_hooks_make_operators_as_long_as_a_cell_says(benchmark, variant):
+    loops = benchmark("training")
+    cell = loops.Cell(variant, "sleep", 1, 2e-3, 2e-3, 0.5)
+    nothing = benchmark("stages").stage("sleep", 0.0)
+    values = loops.values_of(cell, loops.value_s())
+    loop = loops.Loop(cell, (nothing, nothing), values, None)
+    spent = [loop.block() for _ in range(3)]
+    loop.store.close()
+    # Never shorter than the work that was put in; how much longer is the machine's.
+    delivery_s = min(each.delivery.exposed_s for each in spent) / cell.counted
+    ingestion_s = min(each.ingestion.exposed_s for each in spent) / cell.counted
+    assert delivery_s > 0.3 * cell.updates * cell.update_s
+    assert (ingestion_s > 0.3 * cell.steps * cell.rollout_s) is (variant != "barrier")
+
+
+def test_a_store_in_line_and_one_that_chooses_are_compared_turn_about(benchmark):
+    exposed, loops, stages = (benchmark(name) for name in ("exposed", "training", "stages"))
+    cell = loops.Cell("uniform", "sleep", 1, 1e-3, 1e-3, 0.5)
+    both = stages.stage("sleep", 1e-3), stages.stage("sleep", 1e-3)
+    found = exposed.measured(cell, both, loops.value_s(), pairs=3)
+    assert all(min(each) > 0 for each in (found.ingestion_s, found.delivery_s, found.iteration_s))
+    assert min(found.iteration_s) > 2e-3
+    assert found.ratio[0] <= found.ratio[1] <= found.ratio[2]
+    assert found.sync["delivery"].in_line_s > 0
+    assert exposed.told(cell, found)["ms"]["exposed"]["in line"] == pytest.approx(1e3 * found.exposed_s[0], abs=1e-3)
+
+
+def test_goals_are_of_what_was_measured(benchmark):
+    exposed, loops = benchmark("exposed"), benchmark("training")
+    in_line, behind = conduit.Schedule(g_ing=1, g_del=1), conduit.Schedule(True, 1, True, 1)
+
+    def complaints(variant, kind, auto_s, ratio, schedule=behind):
+        each = exposed.Exposed((1.0, auto_s), (3.0, auto_s), (9.0, 9.0), ratio, 1.0, schedule, (1, 1.0), (), {})
+        return [*each.complaints(loops.Cell(variant, kind, 1, 1.0, 1.0, 0.4))]
+
+    assert complaints("uniform", "sleep", 0.09, (0.5, 0.6, 0.7)) == []
+    assert complaints("uniform", "sleep", 0.11, (0.5, 0.6, 0.7)) == ["exposed is down by 94.5%, not 95%"]
+    assert complaints("uniform", "matmul", 0.11, (0.5, 0.6, 1.06)) == [
+        "the ratio's interval ends at 1.060, not below 1.05"
+    ]
+    # Delivery of two of three epochs, and where the hooks allow it three quarters of ingestion.
+    assert complaints("barrier", "sleep", 1.2, (0.5, 0.6, 0.7)) == []
+    assert complaints("row scope", "sleep", 1.2, (0.5, 0.6, 0.7)) == ["hidden is 58% of what the scopes allow, not 80%"]
+    assert complaints("uniform", "python", 2.0, (0.9, 0.97, 0.99)) == []
+    assert complaints("uniform", "python", 2.0, (0.9, 0.99, 1.01)) == ["overlaps, and it isn't sure that this pays"]
+    assert complaints("uniform", "python", 2.0, (0.9, 0.99, 1.01), in_line) == []

@@ -26,7 +26,6 @@ from conduit.core.hook import Hook, count_rows, run_hook
 from conduit.core.staging import Cut, Group
 from conduit.errors import HookError, SchemaError
 
-
 _TOGETHER_BYTES = 1 << 17
 """To copy more than that takes longer than the writes that it saves."""
 

@@ -18,8 +18,9 @@ DRIFTED = 0.25
 MATTERS = 0.05
 """… and that is this share of the iteration."""
 
-
 _MOST = 0.75
+_TOLD = 2
+"""Of what has drifted, so much is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,12 @@ class Figures:
         """An iteration, if it had so many of either."""
         sides = ((units, self.ingestion), (batches, self.delivery))
         return self.rest_s + sum(count * side.path_s for count, side in sides if side.units)
+
+    def would_take_s(self, usual: Figures) -> float:
+        """An iteration, if it had as many units as usual; NaN where nothing tells what a unit takes."""
+        if usual.ingestion.units and not self.ingestion.units:
+            return math.nan
+        return self.iteration_s(usual.ingestion.units, usual.delivery.units)
 
     @property
     def crowding(self) -> float:
@@ -168,45 +175,58 @@ def error_of_median(values: Sequence[float], spread: float) -> float:
 
 
 class Drift:
-    """Says when what was measured no longer holds."""
+    """Says when what was measured no longer holds. How long an operator works that nobody waits for is no matter."""
 
-    def __init__(self, reference: Figures, row_bytes: float) -> None:
-        self._reference, self._row_bytes = reference, row_bytes
+    def __init__(self, known: Sequence[Figures], row_bytes: float) -> None:
+        """`known`: all that was seen of the schedule, of which it is the best: what is between these figures, or near, is no news."""
+        self._known, self._row_bytes = known, row_bytes
+        self._wall_s = max(each.wall_s for each in known)
         self._last: frozenset[str] = frozenset()
 
     def look(self, blocks: Sequence[Figures], row_bytes: float) -> str | None:
-        """What has drifted in most of these blocks, now and when it was looked at before; None if nothing has, or only once."""
-        seen = Counter(name for block in blocks for name, _ in self._changes(block, row_bytes))
-        changes = {
-            name: text for name, text in self._changes(typical(blocks), row_bytes) if seen[name] >= _MOST * len(blocks)
-        }
-        lasting = self._last & changes.keys()
+        """What has drifted in most of these blocks, now and when it was looked at before, the most first; None if nothing has, or only once."""
+        seen = Counter(name for block in blocks for name in self._changes(block, row_bytes))
+        now = self._changes(typical(blocks), row_bytes)
+        changes = {name: change for name, change in now.items() if seen[name] >= _MOST * len(blocks)}
+        lasting = sorted((changes[name] for name in self._last & changes.keys()), reverse=True)
         self._last = frozenset(changes)
-        return "; ".join(changes[name] for name in changes if name in lasting) or None
+        texts = [text for _, text in lasting[:_TOLD]]
+        if len(lasting) > _TOLD:
+            texts.append(f"and {len(lasting) - _TOLD} more")
+        return "; ".join(texts) or None
 
-    def _changes(self, now: Figures, row_bytes: float) -> list[tuple[str, str]]:
-        was = self._reference
-        changes: list[tuple[str, str]] = []
-        for stage, operator, unit, a, b in (
-            ("rollout", "ingestion", "unit", was.ingestion, now.ingestion),
-            ("update", "delivery", "batch", was.delivery, now.delivery),
+    def _changes(self, now: Figures, row_bytes: float) -> dict[str, tuple[float, str]]:
+        """By name: how much of the iteration it is, and what to say of it."""
+        changes: dict[str, tuple[float, str]] = {}
+        for stage, operator, unit, side, sides in (
+            ("rollout", "ingestion", "unit", now.ingestion, [each.ingestion for each in self._known]),
+            ("update", "delivery", "batch", now.delivery, [each.delivery for each in self._known]),
         ):
             # An actor that pauses says nothing about what a push costs.
-            if not b.units:
+            if not side.units:
                 continue
-            for name, before_s, after_s in (
-                (stage, a.stage_s, b.stage_s),
-                (operator, a.busy_s, b.busy_s),
-                (f"waiting for {operator}", a.exposed_s, b.exposed_s),
+            for name, now_s, known_s in (
+                (stage, side.stage_s, [each.stage_s for each in sides]),
+                (f"waiting for {operator}", side.exposed_s, [each.exposed_s for each in sides]),
             ):
-                if _differs(before_s, after_s) and abs(after_s - before_s) * b.units > MATTERS * was.wall_s:
-                    changes.append((name, f"{name} takes {after_s * 1e3:.4g} ms a {unit}, {before_s * 1e3:.4g} before"))
-            if _differs(a.units, b.units) and (not a.units or abs(b.units - a.units) * b.path_s > MATTERS * was.wall_s):
-                name = f"{operator}'s units"
-                changes.append((name, f"an iteration has {b.units:.4g} {unit}s, {a.units:.4g} before"))
+                was_s = _nearest(now_s, known_s)
+                share = abs(now_s - was_s) * side.units / self._wall_s if self._wall_s else math.inf
+                if _differs(was_s, now_s) and share > MATTERS:
+                    text = f"{name} takes {now_s * 1e3:.4g} ms a {unit}, {was_s * 1e3:.4g} before"
+                    changes[name] = share, text
+            was = _nearest(side.units, [each.units for each in sides])
+            share = abs(side.units - was) * side.path_s / self._wall_s if self._wall_s and was else math.inf
+            if _differs(was, side.units) and share > MATTERS:
+                changes[f"{operator}'s units"] = share, f"an iteration has {side.units:.4g} {unit}s, {was:.4g} before"
         if _differs(self._row_bytes, row_bytes):
-            changes.append(("rows", f"a row has {row_bytes:,.0f} bytes, {self._row_bytes:,.0f} before"))
+            changes["rows"] = math.inf, f"a row has {row_bytes:,.0f} bytes, {self._row_bytes:,.0f} before"
         return changes
+
+
+def _nearest(now: float, known: Iterable[float]) -> float:
+    """What was known that is the nearest: `now` itself between the least and the most; NaN where nothing was."""
+    sure = [value for value in known if not math.isnan(value)]
+    return min(max(now, min(sure)), max(sure)) if sure else math.nan
 
 
 def _differs(before: float, after: float) -> bool:

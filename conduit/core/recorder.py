@@ -158,13 +158,13 @@ class Recorder:
 
     def ingested(self, units: Sequence[tuple[Slice | None, int]], first: int, stop: int) -> None:
         """The ingestion that the calling thread is in has made rows of keys `first` to `stop` - 1 of these units: the push and the rows
-        of each."""
+        of each. Behind rollout, where the hooks' work is a slice before, the one in which the rows appear is "publish"."""
         args = {"rows": stop - first, "units": list(units), "first": first}
         begun, track = self._open("ingestion"), self._track()
         if begun is None:
             track.told["ingestion"] = args
         else:
-            begun.args = args
+            begun.args, begun.name = args, "publish"
 
     def prepared(self, number: int, rows: int) -> Slice | None:
         """The delivery that the calling thread is in has prepared a batch; its slice."""

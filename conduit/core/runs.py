@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from itertools import chain
+from statistics import fmean, stdev
 
 from conduit.core.feasible import Feasible
 from conduit.core.figures import Crew, Figures, Side, error_of_median, middle, spread, typical
@@ -15,6 +16,9 @@ from conduit.core.semantics import OnPolicy, Semantics
 
 CROWDED = 1.1
 """Threads that push and threads that pull work at the same time if their seconds are so many times those that passed."""
+
+_SURE = 1.645
+"""The same of many values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,9 @@ class Runs:
         """The blocks of the first run."""
         return self._runs[0].blocks
 
-    def last(self, schedule: Schedule) -> Figures:
-        """A schedule's latest figures."""
-        runs = [run for run in self._runs if run.schedule == schedule]
-        return typical([block for run in runs[-2:] for block in run.blocks])
+    def seen(self, schedule: Schedule) -> list[Figures]:
+        """A schedule's figures, run by run."""
+        return [typical(run.blocks) for run in self._runs if run.schedule == schedule]
 
     @property
     def units(self) -> float:
@@ -77,18 +80,30 @@ class Runs:
         apart = sum(run.crew.apart for run in self._runs) > len(self._runs) / 2
         return apart and middle([block.crowding for block in self._alone()]) > CROWDED
 
-    def share_of_simplest(self, schedule: Schedule, since: int) -> float:
-        """The time of a schedule's iterations over that of the simplest schedule's, in the runs from number `since` on: of iterations that
-        have equally many units. Where actors go on by themselves, the time of a unit counts as much as that of an iteration."""
-        mine, other = (
-            typical([block for run in self._runs[since:] if run.schedule == each for block in run.blocks])
-            for each in (schedule, self._simplest)
+    def share_of_simplest(self, schedule: Schedule, since: int) -> tuple[float, float]:
+        """The time of a schedule's iterations over that of the simplest schedule's, in the runs from number `since` on; and by how much that may be
+        off, with 95 % certainty. Runs take turns, and each is compared with its neighbour: a machine has its hours. How turns differ says
+        how certain that is, and how blocks do, where that says more."""
+        mine, plain = (
+            [run.blocks for run in self._runs[since:] if run.schedule == each] for each in (schedule, self._simplest)
         )
+        turns = [self._share(*both) for both in zip(mine, plain, strict=False)]
+        share = fmean(turns)
+        usual = typical([*chain(*plain)])
+        noise = spread([block.would_take_s(usual) for block in blocks] for blocks in (*mine, *plain))
+        errors = [error_of_median([1.0] * sum(map(len, blocks)), noise) for blocks in (mine, plain)]
+        apart = stdev(turns) / math.sqrt(len(turns)) if len(turns) > 1 else 0.0
+        return share, max(_SURE * share * math.hypot(*errors), _student(len(turns)) * apart)
+
+    def _share(self, mine: Sequence[Figures], plain: Sequence[Figures]) -> float:
+        """Of iterations that have equally many units. Where actors go on by themselves, the time of a unit counts as much as that of an
+        iteration."""
+        one, other = typical(mine), typical(plain)
         units = other.ingestion.units
-        if not self.concurrent or not mine.ingestion.units or not units:
-            return _ratio(mine.iteration_s(units, other.delivery.units), other.wall_s)
-        ratio = _ratio(mine.wall_s, other.wall_s)
-        return (ratio + _ratio(mine.wall_s / mine.ingestion.units, other.wall_s / units)) / 2
+        if not self.concurrent or not one.ingestion.units or not units:
+            return _ratio(one.iteration_s(units, other.delivery.units), other.wall_s)
+        ratio = _ratio(one.wall_s, other.wall_s)
+        return (ratio + _ratio(one.wall_s / one.ingestion.units, other.wall_s / units)) / 2
 
     def times(self, feasible: Feasible) -> StageTimes:
         """What the runs say of these modes, as far as they were measured."""
@@ -153,6 +168,12 @@ class Runs:
 
     def _gamma(self, operator: Operator, mode: Mode, passes: float) -> float:
         return gamma(self._semantics, operator, mode, passes if isinstance(self._semantics, OnPolicy) else None)
+
+
+def _student(count: int) -> float:
+    """So many standard errors of a mean of `count` values are exceeded in one direction with a chance of 5 %: from two values little is known
+    of how far they scatter."""
+    return {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015}.get(count, _SURE)
 
 
 def mode_of(schedule: Schedule, operator: Operator) -> Mode:

@@ -8,18 +8,20 @@ from itertools import pairwise
 from typing import Protocol
 
 from conduit.core.feasible import Feasible
-from conduit.core.figures import Crew, Drift, crew_of, figures_of
+from conduit.core.figures import Crew, Drift, Figures, crew_of, figures_of
 from conduit.core.halt import Halt
 from conduit.core.ledger import Ledger
 from conduit.core.profile import Profile, Window
 from conduit.core.schedule import Auto, Schedule
-from conduit.core.scheduling import Choice
+from conduit.core.scheduling import Choice, ScheduleEvent
 from conduit.core.seconds import Seconds
 from conduit.core.semantics import Semantics
 
 PAUSE = 4
-"""Where measuring anew changed nothing, it isn't done again for so many times as long as it took, and for twice as long each time."""
-_REMEMBERED = 8
+"""After it was measured anew, that isn't done again for so many times as long as it took; where it changed nothing, for twice as long each
+time."""
+_REMEMBERED, _SAID = 64, 8
+"""Of what happened, so much is kept, and so much said."""
 
 
 class Switch(Protocol):
@@ -59,8 +61,8 @@ class Scheduler:
         self._applied: Schedule | None = None
         self._profile: Profile | None = None
         self._waits_for = 1
-        self._doing = "waits for the first iteration"
-        self._history: deque[str] = deque(maxlen=_REMEMBERED)
+        self._doing = "waiting for the first iteration"
+        self._history: deque[ScheduleEvent] = deque(maxlen=_REMEMBERED)
         self.choice: Choice | None = None
         """What was chosen last, and from what; None as long as nothing was."""
         self.schedule: Schedule | None = None
@@ -81,29 +83,37 @@ class Scheduler:
 
     @property
     def status(self) -> str:
-        """What it is doing now, and the iteration that it waits for."""
+        """What it is doing now, and the iteration at whose end it looks again."""
         now = self._ledger.iteration_count
-        return f"{self._doing}, until {self._waits_for:,} iterations have ended; {now:,} have"
+        return f"{self._doing}; next look at iteration {self._waits_for:,} (now {now:,})"
+
+    @property
+    def history(self) -> tuple[ScheduleEvent, ...]:
+        """What was chosen and why, and why it was measured anew: the last that happened, oldest first."""
+        return tuple(self._history)
 
     def explain(self) -> str:
         """The choice with all that it was made from, how it did in practice, and what happened since."""
         lines = [f"Automatic schedule: {self.status}"]
         if self.choice is not None:
             lines.append(str(self.choice))
-        return "\n".join([*lines, *(f"  {each}" for each in self._history)])
+        return "\n".join([*lines, *(f"  {each}" for each in self.history[-_SAID:])])
 
     def _live(self) -> None:
         self._wait(1)
         pause = resumes_at = 0
+        known: list[Figures] = []
         while True:
-            began = self._ledger.iteration_count
-            before = self.schedule
+            began, before = self._ledger.iteration_count, self.schedule
             profile = self._measure()
-            took = self._ledger.iteration_count - began
-            pause = max(PAUSE * took, 2 * pause) if self.schedule == before else 0
+            now = self._ledger.iteration_count
             # What was chosen first has nothing to be compared with.
-            resumes_at = self._ledger.iteration_count + (pause if before is not None else 0)
-            self._watch(profile, resumes_at)
+            if before is not None:
+                pause = max(PAUSE * (now - began), 2 * pause if self.schedule == before else 0)
+                resumes_at = now + pause
+            # What the same schedule was the best for, before and now, is no reason to measure.
+            known = [*(known if self.schedule == before else ()), *profile.known]
+            self._watch(profile, known, resumes_at)
 
     def _measure(self) -> Profile:
         """Profiles, chooses, and puts the choice into force."""
@@ -112,25 +122,24 @@ class Scheduler:
             self._doing = profile.doing
             spent, crew = self._play(window)
             profile.learn(spent, crew)
+        event = "chosen" if profile.schedule != self.schedule else "kept"
         self.choice, self.schedule = profile.choice, profile.schedule
         self.profiles += 1
-        self._note(f"chosen: ingestion {profile.schedule.ingestion}; delivery {profile.schedule.delivery}")
-        if profile.verdict:
-            self._note(profile.verdict)
+        self._note(event, profile.why)
         return profile
 
-    def _watch(self, profile: Profile, resumes_at: int) -> None:
+    def _watch(self, profile: Profile, known: Sequence[Figures], resumes_at: int) -> None:
         """Returns when what was measured no longer holds, from iteration `resumes_at` on."""
-        drift = Drift(profile.figures, self._row_bytes())
+        drift = Drift(known, self._row_bytes())
         window = profile.watch()
         while True:
-            self._doing = "watches whether its figures still hold"
+            self._doing = "watching"
             self._beside()
             spent, crew = self._play(window)
             blocks = [figures_of(each, window.per_block, self._semantics, crew) for each in spent]
             drifted = drift.look(blocks, self._row_bytes())
             if drifted is not None and self._ledger.iteration_count >= resumes_at:
-                self._note(f"measures anew: {drifted}")
+                self._note("measures anew", drifted)
                 return
 
     def _play(self, window: Window) -> tuple[list[Seconds], Crew]:
@@ -171,8 +180,9 @@ class Scheduler:
         if halt.reason is not None:
             raise _Halted
 
-    def _note(self, text: str) -> None:
-        self._history.append(f"iteration {self._ledger.iteration_count:,}: {text}")
+    def _note(self, event: str, why: str) -> None:
+        assert self.schedule is not None
+        self._history.append(ScheduleEvent(self._ledger.iteration_count, self.schedule, event, why))
 
 
 class _Halted(Exception):

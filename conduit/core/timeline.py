@@ -45,7 +45,7 @@ class _Timeline:
         """By slice, and whether at its end: what stands there of arrows."""
         self._blocked_s: dict[int, float] = {}
         """By call: of its blocked seconds, those that its waits so far have been."""
-        ingestions = [each for each in self._slices if each.name == "ingestion" and each.args.get("rows")]
+        ingestions = [each for each in self._slices if "first" in each.args and each.args["rows"]]
         self._ingestions = sorted(ingestions, key=lambda each: each.args["first"])
 
     def events(self) -> Iterator[Event]:

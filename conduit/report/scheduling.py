@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from conduit.core.ledger import Ledger, Seconds
+from conduit.core.scheduling import ScheduleEvent
 from conduit.errors import MissingExtraError, SettingError
 
 try:
@@ -38,7 +39,7 @@ COLOURS = {
     "starved": "#BBBBBB",
     "blocked": "#888888",
 }
-SLICES = {**COLOURS, "migration": "#D55E00", "pause": "#CC79A7"}
+SLICES = {**COLOURS, "publish": "#B87800", "migration": "#D55E00", "pause": "#CC79A7"}
 """Of a timeline; other names are drawn in outline."""
 INK = "#333333"
 
@@ -57,6 +58,9 @@ HIDDEN: dict[str, Callable[[Seconds], float]] = {
 }
 """What went on behind that."""
 
+_LINE, _LINES = 0.045, 10
+"""Of an axes' height, what a line of text takes; and so many at most stand below each other."""
+
 BARS = 120
 """At most: of more iterations, as many together are one bar, and their mean."""
 SHOWN = 20_000
@@ -64,19 +68,30 @@ SHOWN = 20_000
 
 
 def exposed_figure(
-    ledger: Ledger, source: Source, changes: Mapping[int, str] | None = None, title: str = "Exposed and hidden time"
+    ledger: Ledger,
+    source: Source,
+    changes: Mapping[int, str] | Sequence[ScheduleEvent] = (),
+    title: str = "Exposed and hidden time by iteration",
+    first: int = 0,
 ) -> Figure:
     """A bar an iteration. Upwards, what all threads spent on rollout and update and waited for: exposed ingestion and delivery, rows
     that nobody had pushed (starved), learners (blocked). Downwards and hatched, what ingestion and delivery did meanwhile that
     nobody waited for.
 
-    `source`: where the times come from: "measured", "emulated" or "model". `changes`: by iteration, counted from 0, what a line is to say
-    there, such as a new schedule. SettingError before the first iteration has ended."""
+    - `source`: where the times come from: "measured", "emulated" or "model"
+    - `changes`: by iteration, counted from 0, what a line is to say there; or an automatic schedule's history, `store.explain().history`
+    - `first`: the first iteration to show; say 1, where the one that fills the store dwarfs the others
+
+    SettingError where no iteration from `first` on has ended."""
     said = _said(source)
-    iterations = ledger.iterations
+    remembered = ledger.iterations
+    oldest = ledger.iteration_count - len(remembered)
+    iterations = remembered[max(0, first - oldest) :]
     if not iterations:
-        raise SettingError("exposed_figure: no iteration has ended so far; expected a ledger with one at least")
-    first = ledger.iteration_count - len(iterations)
+        raise SettingError(
+            f"exposed_figure: no iteration from first={first} on has ended so far: {ledger.iteration_count} have; expected one at least"
+        )
+    first = max(first, oldest)
     together = math.ceil(len(iterations) / BARS)
     bars = [iterations[at : at + together] for at in range(0, len(iterations), together)]
     left = [first + number * together for number in range(len(bars))]
@@ -85,10 +100,8 @@ def exposed_figure(
     _stack(axes, left, bars, EXPOSED, 1e3)
     _stack(axes, left, bars, HIDDEN, -1e3)
     axes.axhline(0, color=INK, lw=1)
-    for at, text in (changes or {}).items():
-        axes.axvline(at, color=INK, lw=1, ls="--")
-        axes.text(at, 0.99, f" {text}", transform=axes.get_xaxis_transform(), fontsize=8, va="top", color=INK)
     axes.set_xlim(first, first + len(iterations))
+    _write_changes(axes, changes)
     axes.set_xlabel("iteration" if together == 1 else f"iteration (bars: means of {together})")
     axes.set_ylabel("ms, hidden ← 0 → exposed")
     axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
@@ -98,8 +111,26 @@ def exposed_figure(
     handles = [Patch(color=COLOURS[name], label=_label(name)) for name in used]
     handles.append(Patch(facecolor="white", edgecolor=INK, hatch="////", label="hidden"))
     _legend(axes, handles, -0.14)
-    figure.suptitle(f"{title} by iteration   ({said})", fontsize=11)
+    figure.suptitle(f"{title}   ({said})", fontsize=11)
     return figure
+
+
+def _write_changes(axes: Axes, changes: Mapping[int, str] | Sequence[ScheduleEvent]) -> None:
+    """Each a line below the one before, over the bars, and on the side of its mark where there is more room."""
+    if not isinstance(changes, Mapping):
+        changes = {each.iteration: each.label for each in changes}
+    low, high = axes.get_xlim()
+    shown = {at: text for at, text in sorted(changes.items()) if low <= at <= high}
+    room = _LINE * min(len(shown), _LINES)
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom, top + (top - bottom) * room / (1 - room))
+    for number, (at, text) in enumerate(shown.items()):
+        is_left = at < (low + high) / 2
+        axes.axvline(at, color=INK, lw=1, ls="--")
+        axes.text(
+            at, 0.995 - _LINE * (number % _LINES), f" {text} ",
+            transform=axes.get_xaxis_transform(), fontsize=8, va="top", ha="left" if is_left else "right", color=INK,
+        )  # fmt: skip
 
 
 def _stack(

@@ -227,7 +227,7 @@ def test_only_overlap_can_be_ahead_of_time():
     with pytest.raises(SettingError, match=r"noise_s=-0.1.*at least 0"):
         OperatorTimes(0.1, noise_s=-0.1)
     measured = {Mode(False, 1): OperatorTimes(0.01, blocking_s=0.002)}
-    with pytest.raises(SettingError, match=r"delivery\[in line, g = 1\].*T_sync of 0.002 s .*in line.*expected 0"):
+    with pytest.raises(SettingError, match=r"delivery\[in line, g=1\].*T_sync of 0.002 s .*in line.*expected 0"):
         StageTimes(1, 1, 1, 1, {}, measured)
 
 

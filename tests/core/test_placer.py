@@ -11,8 +11,9 @@ from conduit.backends.emulated import EmulatedBackend
 from conduit.core import placer as module
 from conduit.core.placement import KINDS, Asked, Placement
 from conduit.core.placement_map import PlacementMap
-from conduit.core.placer import Demand, Placer
+from conduit.core.placer import Demand, Explanation, Placer
 from conduit.core.planning import plan_for
+from conduit.core.plans import Plan
 from conduit.errors import CapacityError, SettingError, TopologyError
 from conduit.topology.cluster import Memory, Topology
 from conduit.topology.endpoint import DISK, PAGEABLE, PINNED, Endpoint, Tier
@@ -35,6 +36,11 @@ class Here:
         if self.topology is None:
             pytest.fail("this machine was looked at")
         return self.topology
+
+
+def plan_of(explained: Explanation) -> Plan:
+    assert explained.plan is not None
+    return explained.plan
 
 
 def made(
@@ -150,8 +156,8 @@ def test_learners_that_come_later_count_from_then_on():
 def test_kinds_restrict_the_choice(kind, learner):
     placer, here = made(asked=[kind], learners=(learner,))
     explained = placer.explain(40_000, placer.place(40_000), {}, False)
-    assert {each.kind for each in explained.plan.candidates} == {kind}
-    assert explained.plan.placement == explained.placement
+    assert {each.kind for each in plan_of(explained).candidates} == {kind}
+    assert plan_of(explained).placement == explained.placement
     assert here.asked == [True]
 
 
@@ -323,7 +329,7 @@ def test_what_the_rows_take_counts_as_free_where_memory_is_looked_up_when_they_a
     grown, looked = made(here.topology, grows=True)
     assert grown.place(41_000, HOST, held) == HOST
     assert looked.asked == [True]
-    (now,) = (each for each in placer.explain(40_000, HOST, held, False).plan.candidates if each.placement == HOST)
+    (now,) = (each for each in plan_of(placer.explain(40_000, HOST, held, False)).candidates if each.placement == HOST)
     assert now.feasible
     assert here.asked == [True]
 
@@ -355,14 +361,14 @@ def test_on_the_host_it_is_explained_without_measuring_and_measuring_for_it_chan
     placer, here = made(learners=(PAGEABLE,), grows=True)
     explained = placer.explain(40_000, HOST, {PAGEABLE: ROWS * 40_000}, False)
     assert explained.why == "they are made on the host and wanted there"
-    assert explained.plan.workload.learners == (PAGEABLE,)
+    assert plan_of(explained).workload.learners == (PAGEABLE,)
     assert here.asked == [False]
     assert placer.transfer_plan(HOST, ALONE, 40_000) is None
     # A faster host memory than the one that is used.
     here.topology = machine(4, host_copy=12 * GB).changed(
         legs={(PAGEABLE, PAGEABLE): FOUR.leg(PAGEABLE, PAGEABLE).__class__(1 * GB)}
     )
-    assert placer.explain(40_000, HOST, {}, True).plan.placement != HOST
+    assert plan_of(placer.explain(40_000, HOST, {}, True)).placement != HOST
     assert placer.place(40_000, HOST) == HOST
     assert placer.worth_moving(40_000, HOST, {PAGEABLE: ROWS * 40_000}, 10**9) == HOST
     assert placer.explain(40_000, HOST, {}, True).why == "they are made on the host and wanted there"
@@ -387,7 +393,7 @@ def test_rows_on_disk_are_explained_beside_what_else_could_be_and_called_nothing
     placer = Placer(EmulatedBackend(with_disk), "disk", {}, Demand(ROWS, 512, 4.0, (1,), False), with_disk, Here(None))
     explained = placer.explain(40_000, Placement((DISK,)), {}, False)
     assert str(explained).startswith("rows are at disk: as it was asked for\n")
-    assert [each.kind for each in explained.plan.candidates if DISK in each.rows] == ["disk"]
+    assert [each.kind for each in plan_of(explained).candidates if DISK in each.rows] == ["disk"]
 
 
 # Topologies that don't go with the backend -----------------------------------------------------------------------------

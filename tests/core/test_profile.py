@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import replace
 
 import pytest
@@ -53,7 +52,7 @@ def regret(machine: Machine, profile: Profile) -> float:
 
 
 @pytest.mark.parametrize("semantics", [OFF, ON], ids=lambda each: each.name)
-@pytest.mark.parametrize(("noise", "usually", "always"), [(0.0, 1e-3, 0.01), (0.02, 0.01, 0.05), (0.05, 0.03, 0.10)])
+@pytest.mark.parametrize(("noise", "usually", "always"), [(0.0, 0.01, 0.02), (0.02, 0.021, 0.05), (0.05, 0.035, 0.11)])
 def test_on_any_machine_the_choice_is_as_good_as_the_best(semantics, noise, usually, always):
     machines = [any_machine(seed, semantics, noise) for seed in range(60)]
     regrets = sorted(regret(machine, profiled(machine)) for machine in machines)
@@ -70,7 +69,7 @@ def test_on_no_machine_the_choice_is_slower_than_plain_in_line(semantics, noise)
             machine.expected_s(profiled(machine).schedule),
             machine.expected_s(machine.feasible.simplest),
         )
-        assert chosen_s <= plain_s * (1 + noise / 5)
+        assert chosen_s <= plain_s, seed
 
 
 def test_a_profile_is_short():
@@ -94,9 +93,12 @@ def test_sleepy_stages_that_are_longer_than_their_operators_hide_them():
     profile = profiled(Machine(path, path, noise=0.02))
     assert profile.schedule.overlap_ing
     assert profile.schedule.overlap_del
-    share = re.search(r"takes ([0-9.]+)% of the time", profile.verdict)
-    assert share is not None
-    assert float(share[1]) == pytest.approx(100 * 20 / 24, abs=1.5)
+    assert profile.choice is not None
+    (trial,) = profile.choice.trials
+    assert trial.schedule == profile.schedule
+    assert trial.share == pytest.approx(20 / 24, abs=0.015)
+    assert 0 < trial.noise < 0.02
+    assert str(trial) == profile.why
 
 
 def test_what_overlap_slows_of_the_other_operators_stage_is_found_in_practice():
@@ -122,11 +124,132 @@ def test_a_choice_that_loses_in_practice_is_not_taken():
 
     # Delivery has one mode, so that what slows it is on no candidate's account.
     semantics = OffPolicy(1000, 10, exact=True)
-    profile = profiled(Crossed(Path(10e-3, unit_s=1e-3), Path(10e-3, unit_s=1e-3), semantics=semantics))
+    machine = Crossed(Path(10e-3, unit_s=1e-3), Path(10e-3, unit_s=1e-3), semantics=semantics)
+    profile = profiled(machine)
     assert profile.schedule == IN_LINE
-    assert "is not taken" in profile.verdict
+    choice = profile.choice
+    assert choice is not None
+    assert choice.schedule == IN_LINE
+    # All that was known of it is still there to be seen.
+    assert [trial.share for trial in choice.trials] == [pytest.approx(31 / 22)]
+    assert len(choice.candidates) == len(machine.feasible.schedules)
+    assert "took 140.9% ± 0.0% of plain in line's time" in str(choice)
+    assert "140.9% ± 0.0% of plain in line's time is what the best of the others took" in profile.why
+
+
+class Restless(Machine):
+    """Turns of fortune that have nothing to do with the schedule: iterations take `factor` times as long, for some fifty at a time."""
+
+    factor: float = 1.5
+
+    def iteration(self, schedule):
+        spent = super().iteration(schedule)
+        if random.Random(f"{self.seed} {self.iterations // 50}").random() < 0.5:
+            for part in (spent, spent.ingestion, spent.delivery):
+                for name in ("rollout_s", "update_s", "busy_s", "exposed_s", "wall_s"):
+                    if hasattr(part, name) and not (part is spent and name == "exposed_s"):
+                        setattr(part, name, self.factor * getattr(part, name))
+        return spent
+
+
+@pytest.mark.parametrize(("slows", "most"), [(0.1, 3), (0.2, 1)])
+def test_overlap_that_does_not_pay_is_not_taken_for_what_the_machine_does_besides(slows, most):
+    """Overlap hides 10 % of the iteration and costs as much or more: turns differ by half all the same."""
+    path = Path(10e-3, unit_s=1.1e-3, slows=slows)
+    taken = [profiled(Restless(path, path, noise=0.1, seed=seed)).schedule for seed in range(40)]
+    assert sum(schedule.overlap_ing or schedule.overlap_del for schedule in taken) <= most
+
+
+def test_overlap_that_pays_is_taken_all_the_same():
+    path = Path(10e-3, unit_s=8e-3)
+    taken = [profiled(Restless(path, path, noise=0.1, seed=seed)).schedule for seed in range(20)]
+    assert sum(schedule.overlap_ing and schedule.overlap_del for schedule in taken) >= 18
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "always"])
+def test_a_win_that_noise_makes_doubtful_is_tried_again_three_times_at_most(lasts):
+    path = Path(10e-3, unit_s=2e-3)
+    calm = Machine(path, path)
+    chosen, windows = profiled(calm).schedule, len(played(Machine(path, path)))
+    assert chosen == Schedule(True, 1, True, 1)
+
+    class Hiccup(Machine):
+        """From the first turn's end on plain iterations are short now and then, as if it were for luck."""
+
+        windows = 0
+
+        def play(self, window):
+            self.windows += 1
+            blocks, lucky = super().play(window), self.windows >= windows if lasts else self.windows == windows
+            if lucky and window.schedule == IN_LINE and self.windows % 4 == windows % 4:
+                for block in blocks:
+                    for name in ("rollout_s", "update_s", "wall_s"):
+                        setattr(block, name, (0.75 if lasts else 0.9) * getattr(block, name))
+            return blocks
+
+    machine = Hiccup(path, path)
+    seen = played(machine)
+    assert len(seen) == windows + (8 if lasts else 4)
+    assert [each.schedule for each in seen[windows:]] == [IN_LINE, chosen, chosen, IN_LINE] * (2 if lasts else 1)
+
+
+def played(machine: Machine) -> list[Window]:
+    """The windows of a whole profile."""
+    profile = Profile(machine.feasible, machine.semantics)
+    seen = []
+    while (window := profile.next()) is not None:
+        seen.append(window)
+        profile.learn(machine.play(window), Crew())
+    return seen
+
+
+def test_an_operator_that_cannot_keep_up_does_not_spoil_the_figures_of_the_other():
+    """Ingestion a push at a time is always late, and while it is delivery waits for it; with two at a time nothing is in the way."""
+
+    class Late(Machine):
+        def _paths(self, schedule):
+            ingestion, (update_s, del_s, pull_s) = super()._paths(schedule)
+            late = schedule.overlap_ing and schedule.overlap_del and schedule.g_ing == 1
+            return ingestion, (update_s, del_s, pull_s + (0.05e-3 / schedule.delivery.g if late else 0.0))
+
+    machine = Late(Path(0.5e-3, fixed_s=1e-3), Path(1e-3, unit_s=0.5e-3))
+    profile = profiled(machine)
+    assert profile.schedule == Schedule(True, 2, True, 1)
+
+
+def test_what_is_refuted_in_practice_is_chosen_anew_with_what_was_learnt():
+    """Ingestion a push at a time can't keep up, which shows only when there is no more room for what waits."""
+
+    class Filling(Machine):
+        waiting = 0
+
+        def iteration(self, schedule):
+            self.waiting += schedule == Schedule(True, 1, True, 1)
+            return super().iteration(schedule)
+
+        def _paths(self, schedule):
+            (roll_s, ing_s, push_s), delivery = super()._paths(schedule)
+            late = schedule.overlap_ing and schedule.g_ing == 1
+            return (roll_s, ing_s, (1.5e-3 if self.waiting > 5 else 0.0) if late else push_s), delivery
+
+    machine = Filling(Path(0.5e-3, fixed_s=1.9e-3, unit_s=0.1e-3), Path(1e-3, unit_s=0.5e-3))
+    profile = profiled(machine)
     assert profile.choice is not None
-    assert profile.choice.schedule == IN_LINE
+    assert profile.choice.trials[0].schedule == Schedule(True, 1, True, 1)
+    assert profile.schedule.overlap_ing
+    assert profile.schedule.ingestion.g > 1
+    assert machine.expected_s(profile.schedule) <= 1.01 * machine.best_s()
+
+
+def test_in_doubt_the_schedule_in_force_stays():
+    """It was the best by far; now it is as good as plain in line, and the machine is noisy."""
+    path = Path(10e-3, unit_s=1e-3, slows=0.1)
+    for current in (IN_LINE, Schedule(True, 1, True, 1)):
+        kept = [
+            profiled(Machine(path, path, noise=0.1, seed=seed), current=current).schedule == current
+            for seed in range(20)
+        ]
+        assert sum(kept) >= 12
 
 
 def test_where_the_experience_path_takes_next_to_nothing_one_window_is_enough():
@@ -135,7 +258,7 @@ def test_where_the_experience_path_takes_next_to_nothing_one_window_is_enough():
     profile = profiled(machine)
     assert profile.schedule == IN_LINE
     assert machine.iterations <= 12
-    assert "nothing to gain" in profile.verdict
+    assert "nothing to gain" in profile.why
 
 
 def test_a_machine_that_takes_no_time_stays_in_line():
@@ -208,7 +331,7 @@ def test_while_nobody_pushes_it_waits_and_says_so_and_then_goes_on():
         step(machine, profile)
     machine.units = 0.0
     step(machine, profile)
-    assert "waits for a push" in profile.doing
+    assert "waiting for a push" in profile.doing
     assert step(machine, profile) == IN_LINE
     machine.units = 1.0
     machine.profiled(profile)
@@ -300,7 +423,7 @@ def test_who_worked_is_told_by_calls_and_how_many_at_a_time_by_seconds():
 
 
 def drifts(*each: Figures, row_bytes: float = 100.0) -> list[str | None]:
-    drift = Drift(figures_of(SPENT, 2, OFF, Crew()), 100.0)
+    drift = Drift([figures_of(SPENT, 2, OFF, Crew())], 100.0)
     return [drift.look([figures], row_bytes) for figures in each]
 
 
@@ -317,15 +440,40 @@ def test_what_has_drifted_is_said_when_it_lasts():
     assert drifts(of(), of(), row_bytes=130)[1] == "a row has 130 bytes, 100 before"
 
 
+def test_how_long_an_operator_works_that_nobody_waits_for_is_no_drift():
+    assert drifts(*[of(delivery=OperatorSeconds(9.0, 1.0))] * 2) == [None, None]
+    assert drifts(*[of(delivery=OperatorSeconds(9.0, 7.0))] * 2)[1] == (
+        "waiting for delivery takes 3500 ms a batch, 500 before"
+    )
+
+
 def test_what_only_some_blocks_show_is_no_drift():
-    drift = Drift(of(), 0.0)
+    drift = Drift([of()], 0.0)
     blocks = [of(update_s=30.0), of(update_s=30.0), of(), of(update_s=6.5)]
     assert [drift.look(blocks, 0.0) for _ in range(3)] == [None] * 3
 
 
+def test_what_was_seen_before_is_no_drift_nor_what_is_between():
+    """Of a schedule that was the best with updates of 3 s and of 1.7."""
+    drift = Drift([of(), of(update_s=3.4)], 0.0)
+    for update_s in (4.7, 6.0, 2.7, 7.4):
+        assert [drift.look([of(update_s=update_s)], 0.0) for _ in range(2)] == [None, None]
+    for update_s, before_s in ((2.0, 1.7), (8.0, 3.0)):
+        drift.look([of(update_s=update_s)], 0.0)
+        said = drift.look([of(update_s=update_s)], 0.0)
+        assert said == f"update takes {500 * update_s:.0f} ms a batch, {1000 * before_s:.0f} before"
+
+
+def test_of_many_figures_that_drift_those_that_weigh_most_are_told():
+    slower = of(rollout_s=12.0, update_s=19.0, ingestion=OperatorSeconds(12.0, 10.0))
+    assert drifts(slower, slower)[1] == (
+        "update takes 9500 ms a batch, 3000 before; waiting for ingestion takes 2500 ms a unit, 500 before; and 1 more"
+    )
+
+
 def test_what_has_drifted_and_does_not_matter_is_nothing():
     tiny = replace(SPENT, delivery=OperatorSeconds(0.01, 0.01))
-    drift = Drift(figures_of(tiny, 2, OFF, Crew()), 0.0)
+    drift = Drift([figures_of(tiny, 2, OFF, Crew())], 0.0)
     now = figures_of(replace(tiny, delivery=OperatorSeconds(0.05, 0.05)), 2, OFF, Crew())
     assert [drift.look([now], 0.0) for _ in range(2)] == [None, None]
 
@@ -333,7 +481,7 @@ def test_what_has_drifted_and_does_not_matter_is_nothing():
 def test_actors_that_pause_are_no_drift_and_actors_that_begin_are():
     paused = of(units=0, rollout_s=0.0)
     assert drifts(paused, paused) == [None, None]
-    drift = Drift(paused, 0.0)
+    drift = Drift([paused], 0.0)
     assert drift.look([of()], 0.0) is None
     assert "an iteration has 2 units, 0 before" in (drift.look([of()], 0.0) or "")
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from conduit.core import scheduling
 from conduit.core.feasible import Feasible, feasible
 from conduit.core.latency import OperatorTimes, StageTimes
 from conduit.core.schedule import Auto, Mode, Schedule
-from conduit.core.scheduling import BETTER, Choice, choose_schedule, exposed_s
+from conduit.core.scheduling import BETTER, Choice, ScheduleEvent, Trial, choose_schedule, exposed_s
 from conduit.core.semantics import Bounded, OffPolicy, OnPolicy, Semantics
 from conduit.errors import ScheduleError
 from tests.core.pipeline_oracle import on_policy_s
@@ -102,22 +102,19 @@ def cases(draw: st.DrawFn) -> tuple[Semantics, Feasible, StageTimes]:
 
 
 def simplicity(found: Feasible, schedule: Schedule) -> tuple[int, int]:
-    return found.ingestion.index(schedule.ingestion), found.delivery.index(schedule.delivery)
+    """Delivery's first: drawing ahead is what changes batches."""
+    return found.delivery.index(schedule.delivery), found.ingestion.index(schedule.ingestion)
 
 
 @given(cases())
-def test_the_choice_is_the_simplest_of_the_fastest_of_all_candidates(case):
+def test_the_choice_is_the_simplest_of_all_candidates_that_are_as_fast_as_the_fastest_but_for_1_percent(case):
     semantics, found, times = case
     every = {each: cost_s(semantics, times, each) for each in found.schedules}
     fastest_s = min(every.values())
-    ties = [each for each, seconds in every.items() if seconds <= fastest_s * (1 + 1e-8)]
+    assume(not any(BETTER - 1e-6 < seconds / fastest_s < BETTER + 1e-6 for seconds in every.values() if fastest_s))
+    alike = [each for each, seconds in every.items() if seconds <= fastest_s * BETTER]
     choice = choose_schedule(found, times, semantics)
-    assert choice.schedule == min(ties, key=lambda each: simplicity(found, each))
-    assert not any(
-        simplicity(found, each)[0] < simplicity(found, choice.schedule)[0]
-        or simplicity(found, each)[1] < simplicity(found, choice.schedule)[1]
-        for each in ties
-    ), "neither operator could be simpler"
+    assert choice.schedule == min(alike, key=lambda each: simplicity(found, each))
     assert len(choice.candidates) == len(found.schedules)
     for each in choice.candidates:
         assert each.iteration_s == pytest.approx(every[each.schedule], rel=1e-9, abs=1e-12)
@@ -165,12 +162,12 @@ def test_another_schedule_takes_over_only_if_it_is_better_by_more_than_hysteresi
     current = data.draw(st.sampled_from(found.schedules))
     choice = choose_schedule(found, times, semantics, current)
     now_s, fastest_s = cost_s(semantics, times, current), choice.candidates[0].iteration_s
-    assert choice.candidate.iteration_s <= fastest_s * BETTER * (1 + 1e-6)
+    assert choice.candidate.iteration_s <= fastest_s * BETTER**2 * (1 + 1e-6)
     if now_s <= fastest_s * BETTER * (1 - 1e-6):
         assert choice.schedule == current
-    elif now_s > fastest_s * BETTER * (1 + 1e-6):
+    elif now_s > fastest_s * BETTER**2 * (1 + 1e-6):
         assert choice.schedule != current
-        assert choice.candidate.iteration_s <= fastest_s * (1 + 1e-6)
+        assert choice.candidate.iteration_s <= fastest_s * BETTER * (1 + 1e-6)
     assert choose_schedule(found, times, semantics, choice.schedule).schedule == choice.schedule, "and then it stays"
 
 
@@ -183,6 +180,26 @@ def test_a_change_of_one_operator_leaves_the_other_as_it_is():
     assert choose_schedule(found, times, DQN).schedule == Schedule(True, 1, True, 1)
 
 
+def test_what_is_gained_by_less_than_1_percent_of_the_iteration_is_not_worth_drawing_ahead():
+    """A larger granularity that saves 0.04 of 9.3 ms."""
+    small, large, plain = Mode(True, 1), Mode(True, 4), Mode(False, 1)
+    found = Feasible((plain,), (plain, small, large))
+    delivery = {plain: OperatorTimes(0.004), small: OperatorTimes(0.004, 0.0003), large: OperatorTimes(0.004, 0.00026)}
+    times = StageTimes(0.004, 0.005, 1, 1, {plain: OperatorTimes(0.0)}, delivery)
+    assert choose_schedule(found, times, DQN).schedule == Schedule(False, 1, True, 1)
+    delivery[small] = OperatorTimes(0.004, 0.0004)
+    assert choose_schedule(found, times, DQN).schedule == Schedule(False, 1, True, 4)
+
+
+def test_both_operators_together_give_away_no_more_than_1_percent():
+    """Each could be simpler by 0.8 % of the iteration: delivery is."""
+    plain, behind = Mode(False, 1), Mode(True, 1)
+    found = Feasible((plain, behind), (plain, behind))
+    modes = {plain: OperatorTimes(0.00016), behind: OperatorTimes(0.00016)}
+    times = StageTimes(0.010, 0.010, 1, 1, modes, modes)
+    assert choose_schedule(found, times, DQN).schedule == Schedule(True, 1, False, 1)
+
+
 @pytest.mark.parametrize(("gain_s", "changes"), [(0.0002, False), (0.0003, False), (0.0005, True)])
 def test_hysteresis_is_1_percent_of_the_iteration(gain_s, changes):
     found = Feasible((Mode(False, 1), Mode(True, 1)), (Mode(False, 1),))
@@ -191,11 +208,11 @@ def test_hysteresis_is_1_percent_of_the_iteration(gain_s, changes):
         0.020,
         1,
         1,
-        {Mode(False, 1): OperatorTimes(0.005), Mode(True, 1): OperatorTimes(0.005, blocking_s=0.005 - gain_s)},
+        {Mode(False, 1): OperatorTimes(0.005), Mode(True, 1): OperatorTimes(0.005, blocking_s=0.005 + gain_s)},
         {Mode(False, 1): OperatorTimes(0.005)},
     )
-    choice = choose_schedule(found, times, DQN, PLAIN)
-    assert choice.schedule.overlap_ing is changes
+    choice = choose_schedule(found, times, DQN, Schedule(True, 1, False, 1))
+    assert choice.schedule.overlap_ing is not changes
     assert choice.kept is not changes
     assert ("it is in force" in str(choice)) is not changes
 
@@ -214,7 +231,10 @@ def test_what_the_noise_of_the_figures_may_account_for_is_no_gain(noise_s, chang
     for current in (None, PLAIN):
         choice = choose_schedule(found, times, DQN, current)
         assert choice.schedule.overlap_ing is changes, "noise of delivery, which is the same either way, doesn't matter"
-    assert ("less than the noise" in str(choice)) is not changes
+    assert (
+        "the gain of 3.6% by the best with it, ingestion behind, g=1 and delivery in line, g=1, is within 1%"
+        in str(choice)
+    ) is not changes
 
 
 def test_what_floats_leave_over_is_a_tie():
@@ -233,7 +253,7 @@ def test_where_sides_run_concurrently_the_faster_one_stays_simple():
     choice = choose_schedule(found, replace(alternating, concurrent=True), DQN)
     assert choice.schedule == Schedule(False, 1, True, 1), "rollout and ingestion take 15 of 20 ms as it is"
     assert choice.candidate.iteration_s == pytest.approx(0.020)
-    noisy = measured(found, concurrent=True, noise_s=0.0)
+    noisy = measured(found, concurrent=True)
     ingestion = {mode: replace(of, noise_s=0.5) for mode, of in noisy.ingestion.items()}
     assert choose_schedule(found, replace(noisy, ingestion=ingestion), DQN).schedule.overlap_del
 
@@ -317,12 +337,12 @@ def test_a_mode_that_was_not_measured_is_no_candidate_and_is_named():
     assert choice.schedule == Schedule(True, 2, True, 1), "nor does it stay because it is in force"
     assert choice.unmeasured == ((Mode(True, 1), Mode(True, 4)), ())
     assert len(choice.candidates) == 6 * 8
-    assert "not measured, so no candidates: ingestion behind, g=1, behind, g=4" in str(choice)
+    assert "not measured, so no candidates: ingestion behind, g=1; behind, g=4" in str(choice)
     del known[Mode(False, 1)]
     choice = choose_schedule(found, replace(times, ingestion=known), DQN)
     assert choice.plain is None
     assert "Why: it is the fastest" in str(choice)
-    with pytest.raises(ScheduleError, match=r"no feasible mode of ingestion was measured.*in line, g = 1;.*got none"):
+    with pytest.raises(ScheduleError, match=r"no feasible mode of ingestion was measured.*in line, g=1;.*got none"):
         choose_schedule(found, replace(times, ingestion={}), DQN)
 
 
@@ -330,7 +350,7 @@ def test_what_was_measured_but_is_not_feasible_is_no_candidate():
     times = measured(modes_of(DQN))
     found = modes_of(DQN, Auto(overlap_ing=False, g_del=1))
     choice = choose_schedule(found, times, DQN, current=Schedule(True, 8, True, 8))
-    assert choice.schedule == Schedule(False, 8, True, 1)
+    assert choice.schedule == Schedule(False, 4, True, 1)
     assert {each.schedule for each in choice.candidates} == {*found.schedules}
 
 
@@ -368,7 +388,7 @@ def tables() -> dict[str, Choice]:
 def test_a_table_is_short_and_has_the_winner_plain_in_line_and_the_reason(name):
     choice = tables()[name]
     lines = str(choice).splitlines()
-    assert len(lines) <= 12
+    assert len(lines) <= 14
     assert max(map(len, lines)) <= 260
     arrows = [line for line in lines if line.lstrip().startswith("→")]
     assert len(arrows) == 1
@@ -382,21 +402,16 @@ def test_a_table_is_short_and_has_the_winner_plain_in_line_and_the_reason(name):
 def test_tables_say_why():
     found = tables()
     assert str(found["overlap pays"]).splitlines()[-1] == (
-        "  Why: 31.8% less than plain in line (88 ms): it exposes 0 ms instead of 28"
+        "  Why: 31.8% less than plain in line (88 ms), exposing 0 ms instead of 28"
     )
-    assert (
-        str(found["it doesn't"])
-        .splitlines()[-1]
-        .startswith(
-            "  Why: overlap doesn't pay: the best with it, ingestion in line, g=8 and delivery behind, g=1, would be 108.4% longer; "
-            "6.1% less than plain in line"
-        )
+    assert str(found["it doesn't"]).splitlines()[-1] == (
+        "  Why: 5.2% less than plain in line (43 ms), exposing 10.75 ms instead of 13"
     )
     assert "they run concurrently" in str(found["concurrent"])
     assert "they alternate" in str(found["PPO"])
     assert "g=1/16" in str(found["PPO"])
     assert "ms/pass × 4" in str(found["PPO"])
-    assert "slows + blocks" in str(found["PPO"])
+    assert "behind (+ slowed + blocked): g=1/16 5.6 + 0 + 0.16" in str(found["PPO"])
     assert "there is no other candidate" in str(found["nothing else"])
 
 
@@ -425,4 +440,70 @@ def test_regret_within_noise_is_no_more_than_the_noise():
         )
         choice = choose_schedule(found, times, DQN)
         best = choice.candidates[0]
-        assert choice.candidate.iteration_s - best.iteration_s <= math.sqrt(2) * 2 * noise_ms / 1000 + 1e-12
+        within_s = max(math.sqrt(2) * 2 * noise_ms / 1000, (BETTER - 1) * best.iteration_s)
+        assert choice.candidate.iteration_s - best.iteration_s <= within_s * (1 + 1e-9)
+
+
+# What was tried in practice
+
+
+BEHIND, HALF = Schedule(True, 1, True, 1), Schedule(False, 1, True, 1)
+
+
+def test_a_table_keeps_what_lost_in_practice_and_says_so():
+    found = modes_of(DQN)
+    predicted = choose_schedule(found, measured(found), DQN)
+    text = str(replace(predicted, schedule=PLAIN, trials=(Trial(BEHIND, 1.33, 0.04), Trial(HALF, 1.05, 0.01))))
+    assert "64 candidates" in text
+    arrow, lost = (
+        next(line for line in text.splitlines() if words in line)
+        for words in ("→", "; in practice 133.0% ± 4.0% of plain in line's time")
+    )
+    assert arrow.count("in line, g=1") == 2
+    assert lost.count("behind, g=1") == 2
+    assert text.splitlines()[-1] == (
+        "  Why: nothing beat plain in line in practice by more than 1% and the noise: ingestion behind, g=1 and delivery behind, g=1, predicted "
+        "to be the best, took 133.0% ± 4.0% of plain in line's time, turn about; of those tried the fastest, ingestion in line, g=1 and "
+        "delivery behind, g=1, took 105.0%"
+    )
+
+
+def test_a_table_says_how_the_winner_did_in_practice_beside_what_was_predicted():
+    found = modes_of(DQN)
+    text = str(replace(choose_schedule(found, measured(found), DQN), trials=(Trial(BEHIND, 0.71, 0.01),)))
+    assert text.splitlines()[-1] == (
+        "  Why: it takes 71.0% ± 1.0% of plain in line's time in practice, turn about; predicted: 30.2% less than plain in line (43 ms), exposing "
+        "0 ms instead of 13"
+    )
+
+
+def test_what_should_not_be_below_0_is_0_within_noise_and_marked_beyond():
+    found = Feasible((Mode(False, 1), Mode(True, 1)), (Mode(False, 1),))
+    operator = {Mode(False, 1): OperatorTimes(0.013)}
+    lines = {}
+    for noise_s in (0.0, 0.02):
+        behind = OperatorTimes(0.0132, slowdown_s=1e-18, blocking_s=-0.0082, noise_s=noise_s)
+        times = StageTimes(
+            0.010, 0.010, 1, 1, {**operator, Mode(True, 1): behind}, {Mode(False, 1): OperatorTimes(0.001)}
+        )
+        lines[noise_s] = str(choose_schedule(found, times, DQN))
+    assert "g=1 13.2 + 0 + -8.2*" in lines[0.0]
+    assert "* less than alone, or less than the model has it" in lines[0.0]
+    assert "g=1 13.2 + 0 + 0\n" in lines[0.02]
+    assert "*" not in lines[0.02]
+    assert all("e-1" not in text and "exposing -" not in text for text in lines.values())
+
+
+def test_one_thing_has_one_name():
+    """What a schedule is called is the same in tables, in events and as text."""
+    found = modes_of(PPO)
+    times = measured(found, rollout_s=0.3, batches=4, blocks_s=1e-5, delivery=(0.004, 1e-4))
+    choice = choose_schedule(found, times, PPO)
+    event = ScheduleEvent(1_234, choice.schedule, "chosen", "83.0% ± 1.0% of plain in line's time")
+    assert str(choice.schedule.delivery) == "behind, g=1/16"
+    assert str(choice).startswith(f"Schedule: {event.label.removeprefix('chosen ')}\n")
+    assert str(event) == (
+        "iteration 1,234: chosen ingestion in line, g=1 and delivery behind, g=1/16: 83.0% ± 1.0% of plain in line's time"
+    )
+    assert "ms/unit" in str(choice)
+    assert "ms/push" in str(choose_schedule(modes_of(DQN), measured(modes_of(DQN)), DQN))

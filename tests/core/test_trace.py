@@ -235,7 +235,7 @@ def test_behind_the_stages_each_operator_has_its_track_and_the_arrow_goes_by_way
     ways = [[(each.name, each.thread) for each in way] for way in found.arrows.values()]
     way = [
         ("push", "actor"),
-        ("ingestion", "conduit-ingestion"),
+        ("publish", "conduit-ingestion"),
         ("delivery", "conduit-delivery-0"),
         ("pull", "learner"),
     ]
@@ -314,7 +314,7 @@ def test_marked_stages_are_as_they_were_marked(tmp_path):
 def test_args_say_which_rows_and_batches(tmp_path):
     found = traced(tmp_path / "t.json", two_threads, schedule=BEHIND)
     assert [each.args for each in found.all("push")] == [{"rows": 2, "bytes": 24, "taken": True}] * 8
-    told = [each.args for each in found.all("ingestion") if each.args]
+    told = [each.args for each in found.all("publish")]
     assert [(each["first key"], each["last key"], each["pushes"]) for each in told[:3]] == [
         (0, 1, 1),
         (2, 3, 1),
@@ -366,7 +366,7 @@ def test_each_arrow_comes_from_the_push_that_brought_the_newest_row(tmp_path, sc
         assert way[-1].end_us >= way[-2].begin_us
         for step in way[1:-1]:
             args = step.args
-            brought = step.name == "ingestion" and args["first key"] <= info.keys.max() <= args["last key"]
+            brought = step.name in ("ingestion", "publish") and args["first key"] <= info.keys.max() <= args["last key"]
             assert brought or (step.name == "delivery" and info.number in args["batches"])
 
 
@@ -382,11 +382,11 @@ def test_where_hooks_hold_rows_the_arrow_comes_from_the_push_that_ended_their_tr
             actor.push({**rows(step, 1), "terminated": np.array([step == 4])})
         store.learner().pull()
 
-    for schedule in (None, BEHIND):
+    for schedule, told in ((None, "ingestion"), (BEHIND, "publish")):
         found = traced(tmp_path / "t.json", scene, ingestion=[whole], schedule=schedule)
         (way,) = found.arrows.values()
         assert way[0] is found.all("push")[4]
-        assert [each.args["rows"] for each in found.all("ingestion") if each.args][:5] == [0, 0, 0, 0, 5]
+        assert [each.args["rows"] for each in found.all(told) if each.args][:5] == [0, 0, 0, 0, 5]
     # Rows that a hook holds don't wait for ingestion.
     assert max(count for _, count in found.counts["waiting for ingestion"]) <= 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from matplotlib.patches import Rectangle
 import conduit
 from conduit.clock import VirtualClock
 from conduit.core.ledger import Ledger
+from conduit.core.scheduling import ScheduleEvent
 from conduit.errors import SettingError
 from conduit.report.scheduling import BARS, exposed_figure, read_timeline, timeline_figure
 
@@ -108,9 +110,9 @@ def test_a_figure_says_where_its_times_come_from(source, said) -> None:
 
 
 def test_waits_are_named_where_there_are_some_and_changes_where_they_were() -> None:
-    said = words(exposed_figure(ledger(3), "emulated", changes={2: "behind, g = 4"}, title="Re-planned"))
-    assert "Re-planned by iteration" in said
-    assert "behind, g = 4" in said
+    said = words(exposed_figure(ledger(3), "emulated", changes={2: "rollouts get short"}, title="Re-planned"))
+    assert said.startswith("Re-planned   (")
+    assert "rollouts get short" in said
     assert "exposed delivery" in said
     assert "starved" not in said
     figure = exposed_figure(ledger(2, starved_s=0.25), "emulated")
@@ -118,10 +120,41 @@ def test_waits_are_named_where_there_are_some_and_changes_where_they_were() -> N
     assert "learners starved" in words(figure)
 
 
+def test_an_automatic_schedules_history_is_what_changes_takes_and_its_labels_neither_meet_nor_leave_the_axes() -> None:
+    plain, behind = conduit.Schedule(False, 1, False, 1), conduit.Schedule(True, 1, True, 2)
+    history = [
+        ScheduleEvent(3, behind, "chosen", "80.0% ± 1.0% of plain in line's time"),
+        ScheduleEvent(4, behind, "measures anew", "update takes 30 ms a batch, 20 before"),
+        ScheduleEvent(39, plain, "chosen", "133.0% ± 2.0% of plain in line's time is what the best of the others took"),
+    ]
+    figure = exposed_figure(ledger(40), "emulated", history, first=2)
+    figure.savefig(io.BytesIO(), dpi=80)
+    (axes,) = figure.axes
+    assert [each.get_text().strip() for each in axes.texts] == [
+        "chosen ingestion behind, g=1 and delivery behind, g=2",
+        "measures anew",
+        "chosen ingestion in line, g=1 and delivery in line, g=1",
+    ]
+    inside = axes.get_window_extent()
+    boxes = [each.get_window_extent() for each in axes.texts]
+    assert all(inside.x0 <= box.x0 and box.x1 <= inside.x1 for box in boxes)
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    tallest = max(patch.get_window_extent().y1 for each in axes.containers for patch in each)  # pyright: ignore[reportAttributeAccessIssue]
+    assert all(box.y0 > tallest for box in boxes), "nor do they cover bars"
+
+
+def test_what_came_first_may_be_left_out() -> None:
+    (axes,) = exposed_figure(ledger(5), "emulated", first=2, changes={0: "gone", 4: "here"}).axes
+    assert [left for left, *_ in bars(axes, "rollout")] == [2, 3, 4]
+    assert [each.get_text().strip() for each in axes.texts] == ["here"]
+    with pytest.raises(SettingError, match=r"first=7 .*: 5 have"):
+        exposed_figure(ledger(5), "emulated", first=7)
+
+
 def test_a_source_that_isn_t_one_and_a_ledger_without_iterations_are_refused() -> None:
     with pytest.raises(SettingError, match=r"'guessed'.*'measured', 'emulated', 'model'"):
         exposed_figure(ledger(1), "guessed")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(SettingError, match="no iteration has ended"):
+    with pytest.raises(SettingError, match=r"no iteration from first=0 on has ended so far: 0 have"):
         exposed_figure(ledger(0), "measured")
 
 

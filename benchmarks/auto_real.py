@@ -1,0 +1,157 @@
+"""The cells of `auto.py` on this machine's CPU, with nothing emulated: real rows, real copies, stages that compute.
+
+Placements are four that exist without a GPU, through the torch backend: pageable host memory (NumPy columns), torch's own tensors ("device:0" is
+the CPU there), half of the rows in each, and files that are mapped into memory (their pages stay in it: what a file costs beside memory, not
+what a disk does). A row has obs and next_obs of d floats, reward and action; the ingestion hook scales both, a pass over every byte.
+
+An iteration: a pull of 128 rows, an update, a rollout, a push of 128 rows; both stages multiply matrices. Predictions are made from profiles of
+every placement and schedule at five other dimensions: what they took is interpolated by bytes, each figure by itself, and put into the same
+model as the emulated cells'."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from auto_cells import Cell, Times, cells
+from auto_runs import Run, fastest, profile, repeated, timed, with_blocking
+from stages import Stage, stage
+
+import conduit
+from conduit.clock import REAL
+from conduit.core.joint import iteration_s
+from conduit.core.latency import OperatorTimes, StageTimes
+from conduit.core.placement import Asked, Placement
+from conduit.core.schedule import Mode, Schedule
+from conduit.core.semantics import OffPolicy
+from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
+
+BATCH, CAPACITY = 128, 1024
+ROLLOUT_S, UPDATE_S = 2e-3, 3e-3
+PROFILED = (100, 1400, 3500, 7000, 12_000)
+"""Dimensions; none of them is measured, and all that are lie between."""
+FILL, WARM = 8, 8
+
+_TORCH = Endpoint(Tier.DEVICE, 0)
+PLACEMENTS: Mapping[str, Asked] = {
+    "pageable": "pageable",
+    "torch tensors": _TORCH,
+    "half in each": Placement((PAGEABLE, _TORCH), (1.0, 1.0)),
+    "mapped files": "disk",
+}
+POLICY = OffPolicy(CAPACITY, BATCH)
+
+
+@conduit.register_ingestion(per="row")
+def scaled(actor_in: Any, exp_out: Any) -> None:
+    data = actor_in.read()
+    exp_out.write({**data, "obs": data["obs"] * _SCALE, "next_obs": data["next_obs"] * _SCALE})
+
+
+_SCALE = np.float32(0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    rollout: Stage
+    update: Stage
+
+    @classmethod
+    def made(cls) -> Stages:
+        return cls(stage("matmul", ROLLOUT_S), stage("matmul", UPDATE_S))
+
+    @property
+    def alone_s(self) -> float:
+        return self.rollout.alone_s + self.update.alone_s
+
+
+def run(stages: Stages, cell: Cell, iterations: int, disk: str) -> Run:
+    wide, one = np.ones((BATCH, cell.dimension), np.float32), np.ones(BATCH, np.float32)
+    step = {"obs": wide, "next_obs": wide, "reward": one, "action": one}
+    with conduit.Store(
+        backend="torch",
+        capacity=CAPACITY,
+        batch_size=BATCH,
+        placement=PLACEMENTS[cell.placement],
+        schedule=cell.schedule,
+        ingestion=[scaled],
+        disk=disk,
+    ) as store:
+        learner, actor = store.learner(), store.actor(BATCH)
+        for _ in range(FILL):
+            actor.push(step)
+
+        def iterate() -> None:
+            learner.pull()
+            with store.update():
+                stages.update()
+            with store.rollout():
+                stages.rollout()
+            actor.push(step)
+
+        for _ in range(max(WARM, 4 * cell.g)):
+            iterate()
+        return Run(timed(store, REAL, iterate, iterations))
+
+
+Profiles = Mapping[str, Mapping[int, StageTimes]]
+"""By placement and dimension."""
+
+
+def predicted_s(times: StageTimes, schedule: Schedule) -> float:
+    return iteration_s(times, None, POLICY, schedule)
+
+
+def profiled(
+    run: Callable[[Cell], Run], dimensions: Sequence[int], gs: Sequence[int], rounds: int
+) -> dict[str, dict[int, StageTimes]]:
+    """Every placement and schedule at these dimensions, `rounds` times."""
+    found = repeated(cells(dimensions, tuple(PLACEMENTS), gs), run, rounds)
+    profiles: dict[str, dict[int, StageTimes]] = {where: {} for where in PLACEMENTS}
+    for where, each in profiles.items():
+        for d in dimensions:
+            mine = {cell: fastest(runs) for cell, runs in found.items() if cell[:2] == (d, where)}
+            runs = {Mode(cell.overlap, cell.g): run for cell, run in mine.items()}
+            each[d] = with_blocking(profile(runs), runs, predicted_s)
+    return profiles
+
+
+def predicted(profiles: Profiles, among: Sequence[Cell]) -> dict[Cell, Times]:
+    found = {}
+    for cell in among:
+        times = between(profiles[cell.placement], cell.dimension)
+        takes_s = predicted_s(times, cell.schedule)
+        found[cell] = Times(takes_s, takes_s - times.rollout_s - times.update_s)
+    return found
+
+
+def between(profiles: Mapping[int, StageTimes], dimension: int) -> StageTimes:
+    """Every figure on the line between those of the profiled dimensions below and above: a row's bytes go with its dimension."""
+    known = sorted(profiles)
+    place = min(max(bisect_right(known, dimension), 1), len(known) - 1)
+    low, high = known[place - 1], known[place]
+    below, above, share = profiles[low], profiles[high], (dimension - low) / (high - low)
+
+    def line(a: float, b: float) -> float:
+        return a + share * (b - a)
+
+    def modes(a: Mapping[Mode, OperatorTimes], b: Mapping[Mode, OperatorTimes]) -> dict[Mode, OperatorTimes]:
+        return {
+            mode: OperatorTimes(
+                line(each.operator_s, b[mode].operator_s),
+                line(each.slowdown_s, b[mode].slowdown_s),
+                line(each.blocking_s, b[mode].blocking_s),
+            )
+            for mode, each in a.items()
+        }
+
+    return replace(
+        below,
+        rollout_s=line(below.rollout_s, above.rollout_s),
+        update_s=line(below.update_s, above.update_s),
+        ingestion=modes(below.ingestion, above.ingestion),
+        delivery=modes(below.delivery, above.delivery),
+    )
