@@ -25,11 +25,11 @@ from typing import Any
 
 import auto_emulated
 import auto_real
-from auto_cells import Agreement, Cell, Sweep, agreement, cells, draw, points, show, told
+from auto_cells import ALIKE, Agreement, Cell, Sweep, agreement, cells, draw, points, show, told
 from auto_emulated import Emulation, Gate, Profiled, automatic, eq_2, placements, probed
 from auto_real import Stages
 from auto_runs import Run, repeated, sweep
-from measure import RESULTS, save
+from measure import save
 
 from conduit.core.latency import StageTimes
 from conduit.topology import preset
@@ -58,8 +58,8 @@ VIRTUAL, CLOCK, REAL = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`noisy`: why the machine was too noisy for what was asked; "" if it wasn't. `automatic`: by dimension, what a store comes to that is left to
-    itself."""
+    """`noisy`: why the machine was too noisy for what was asked; "" if it wasn't. `alike`: by which part predictions have to
+    differ to be told apart. `automatic`: by dimension, what a store comes to that is left to itself."""
 
     name: str
     figures: str
@@ -68,11 +68,12 @@ class Part:
     target: Target
     noisy: str = ""
     more: Any = None
+    alike: float = ALIKE
     automatic: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def agreement(self) -> Agreement:
-        return agreement(self.measured, self.predicted, self.target.band or 0.0)
+        return agreement(self.measured, self.predicted, self.target.band or 0.0, self.alike)
 
 
 def virtual(quick: bool) -> Part:
@@ -159,9 +160,9 @@ def real(quick: bool) -> Part:
     with tempfile.TemporaryDirectory() as disk:
 
         def run(cell: Cell) -> Run:
-            return auto_real.run(stages, cell, 24, disk)
+            return auto_real.run(stages, cell, 16, disk)
 
-        profiles = auto_real.profiled(run, auto_real.PROFILED[::2] if quick else auto_real.PROFILED, GS, 2)
+        profiles, noise = auto_real.profiled(run, auto_real.PROFILED[::2] if quick else auto_real.PROFILED, GS, 2)
         measured = sweep(repeated(among, run, 2))
     again = Stages.made()
     spread = statistics.median(each.spread for each in measured.values())
@@ -185,7 +186,9 @@ def real(quick: bool) -> Part:
             "median_spread": round(spread, 4),
             "stages_before_and_after": round(apart, 4),
             "t_sync_us": {where: sync_us(auto_real.between(each, 1000)) for where, each in profiles.items()},
+            "median_spread_of_profiles": round(noise, 4),
         },
+        max(noise, ALIKE),
     )
 
 
@@ -255,9 +258,8 @@ def report(part: Part, saves: bool) -> list[str]:
             "points": points(part.measured, part.predicted),
         }
         print(f"  {save(f'auto_{part.name}', figures)}")
-        path = str(RESULTS / f"auto_{part.name}.png")
         itself_s = {dimension: own["exposed_ms"] / 1e3 for dimension, own in part.automatic.items()}
-        print(f"  {draw(path, TITLES[part.name], part.measured, part.predicted, found, itself_s)}")
+        print(f"  {draw(f'auto_{part.name}', TITLES[part.name], part.measured, part.predicted, found, itself_s)}")
     for each in wrong:
         print(f"  {each}")
     return [] if part.noisy else wrong

@@ -9,12 +9,14 @@ from dataclasses import asdict, dataclass
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
+from measure import RESULTS
+
 import conduit
 
 TOP = 8
 """Cells whose order counts (paper Tab. 4)."""
 ALIKE = 1e-3
-"""Predictions that differ by less are alike; of such cells the simplest is taken: in line, then the least that is staged."""
+"""Predictions that differ by less are alike, where a profile has no noise."""
 
 
 class Cell(NamedTuple):
@@ -96,8 +98,8 @@ class Agreement:
     lines: tuple[Line, ...]
 
 
-def agreement(measured: Sweep, predicted: Sweep, least_band: float) -> Agreement:
-    """`least_band`: what two measurements of the same may differ by, where their repeats don't show more."""
+def agreement(measured: Sweep, predicted: Sweep, least_band: float, alike: float = ALIKE) -> Agreement:
+    """`least_band`: what two measurements of the same may differ by, where their repeats don't show more. `alike`: see `chosen`."""
     assert measured.keys() == predicted.keys()
     errors = {cell: predicted[cell].iteration_s / at.iteration_s - 1 for cell, at in measured.items()}
     worst = max(errors, key=lambda cell: abs(errors[cell]))
@@ -111,21 +113,22 @@ def agreement(measured: Sweep, predicted: Sweep, least_band: float) -> Agreement
             abs(predicted[cell].exposed_s - at.exposed_s) for cell, at in measured.items()
         ),
         lines=tuple(
-            _line([cell for cell in measured if cell.dimension == dimension], measured, predicted, least_band)
+            _line([cell for cell in measured if cell.dimension == dimension], measured, predicted, least_band, alike)
             for dimension in dict.fromkeys(cell.dimension for cell in measured)
         ),
     )
 
 
-def chosen(among: Collection[Cell], predicted: Sweep) -> Cell:
-    """The cell that is predicted to be the fastest; of those that are alike, the simplest."""
+def chosen(among: Collection[Cell], predicted: Sweep, alike: float = ALIKE) -> Cell:
+    """The cell that is predicted to be the fastest; of those that differ by no more than the part `alike`, the simplest: in line, then the least
+    that is staged."""
     least_s = min(predicted[cell].iteration_s for cell in among)
-    alike = [cell for cell in among if predicted[cell].iteration_s <= least_s * (1 + ALIKE)]
-    return min(alike, key=lambda cell: (cell.overlap, cell.g, predicted[cell].iteration_s))
+    some = [cell for cell in among if predicted[cell].iteration_s <= least_s * (1 + alike)]
+    return min(some, key=lambda cell: (cell.overlap, cell.g, predicted[cell].iteration_s))
 
 
-def _line(among: Sequence[Cell], measured: Sweep, predicted: Sweep, least_band: float) -> Line:
-    best, mine = min(among, key=lambda cell: measured[cell].iteration_s), chosen(among, predicted)
+def _line(among: Sequence[Cell], measured: Sweep, predicted: Sweep, least_band: float, alike: float) -> Line:
+    best, mine = min(among, key=lambda cell: measured[cell].iteration_s), chosen(among, predicted, alike)
     best_s, mine_s = measured[best].iteration_s, measured[mine].iteration_s
     return Line(
         dimension=best.dimension,
@@ -232,7 +235,7 @@ COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2")
 
 
 def draw(
-    path: str, title: str, measured: Sweep, predicted: Sweep, found: Agreement, itself_s: Mapping[int, float]
+    name: str, title: str, measured: Sweep, predicted: Sweep, found: Agreement, itself_s: Mapping[int, float]
 ) -> str:
     """Writes Fig. 15 (exposed seconds of every cell, and of the one chosen) and App. F (predicted against measured); where to. `itself_s`: exposed
     seconds of a store left to itself, by dimension, where it was tried."""
@@ -309,5 +312,6 @@ def draw(
     for axes in (left, right):
         axes.grid(alpha=0.3)
     figure.suptitle(title, fontsize=11)
+    path = RESULTS / f"{name}.png"
     figure.savefig(path, dpi=130)
-    return path
+    return str(path)

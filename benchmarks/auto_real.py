@@ -10,14 +10,16 @@ model as the emulated cells'."""
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from auto_cells import Cell, Times, cells
-from auto_runs import Run, fastest, profile, repeated, timed, with_blocking
+from auto_runs import Run, fastest, profile, repeated, sweep, timed, with_blocking
 from stages import Stage, stage
 
 import conduit
@@ -61,6 +63,8 @@ class Stages:
 
     @classmethod
     def made(cls) -> Stages:
+        # Stages take one core, operators another: torch's own threads would wait for each other, spinning, where all cores are taken.
+        torch.set_num_threads(1)
         return cls(stage("matmul", ROLLOUT_S), stage("matmul", UPDATE_S))
 
     @property
@@ -107,8 +111,8 @@ def predicted_s(times: StageTimes, schedule: Schedule) -> float:
 
 def profiled(
     run: Callable[[Cell], Run], dimensions: Sequence[int], gs: Sequence[int], rounds: int
-) -> dict[str, dict[int, StageTimes]]:
-    """Every placement and schedule at these dimensions, `rounds` times."""
+) -> tuple[dict[str, dict[int, StageTimes]], float]:
+    """Every placement and schedule at these dimensions, `rounds` times; and by which part rounds differ, in the median."""
     found = repeated(cells(dimensions, tuple(PLACEMENTS), gs), run, rounds)
     profiles: dict[str, dict[int, StageTimes]] = {where: {} for where in PLACEMENTS}
     for where, each in profiles.items():
@@ -116,7 +120,7 @@ def profiled(
             mine = {cell: fastest(runs) for cell, runs in found.items() if cell[:2] == (d, where)}
             runs = {Mode(cell.overlap, cell.g): run for cell, run in mine.items()}
             each[d] = with_blocking(profile(runs), runs, predicted_s)
-    return profiles
+    return profiles, statistics.median(times.spread for times in sweep(found).values())
 
 
 def predicted(profiles: Profiles, among: Sequence[Cell]) -> dict[Cell, Times]:
