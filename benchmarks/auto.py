@@ -25,6 +25,7 @@ from typing import Any
 
 import auto_emulated
 import auto_real
+import torch
 from auto_cells import ALIKE, Agreement, Cell, Sweep, agreement, cells, draw, points, show, told
 from auto_emulated import Emulation, Gate, Profiled, automatic, eq_2, placements, probed
 from auto_real import Stages
@@ -162,8 +163,8 @@ def real(quick: bool) -> Part:
         def run(cell: Cell) -> Run:
             return auto_real.run(stages, cell, 16, disk)
 
-        profiles, noise = auto_real.profiled(run, auto_real.PROFILED[::2] if quick else auto_real.PROFILED, GS, 2)
-        measured = sweep(repeated(among, run, 2))
+        profiles, noise = auto_real.profiled(run, auto_real.PROFILED[::3] if quick else auto_real.PROFILED, GS, 2, 4)
+        measured = sweep(repeated(among, run, 2, 4))
     again = Stages.made()
     spread = statistics.median(each.spread for each in measured.values())
     apart = max(again.alone_s, stages.alone_s) / min(again.alone_s, stages.alone_s) - 1
@@ -277,6 +278,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=PARTS)
     asked = parser.parse_args()
+    # Stages take one core and operators another: torch's own threads wait for each other, for milliseconds, where a core is taken.
+    torch.set_num_threads(1)
     parts = [asked.only] if asked.only else list(PARTS)
     wrong = [each for name in parts for each in report(PARTS[name](asked.quick), saves=not asked.quick)]
     return int(bool(wrong))

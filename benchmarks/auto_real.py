@@ -5,7 +5,7 @@ the CPU there), half of the rows in each, and files that are mapped into memory 
 what a disk does). A row has obs and next_obs of d floats, reward and action; the ingestion hook scales both, a pass over every byte.
 
 An iteration: a pull of 128 rows, an update, a rollout, a push of 128 rows; both stages multiply matrices. Predictions are made from profiles of
-every placement and schedule at five other dimensions: what they took is interpolated by bytes, each figure by itself, and put into the same
+every placement and schedule at four other dimensions: what they took is interpolated by bytes, each figure by itself, and put into the same
 model as the emulated cells'."""
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from auto_cells import Cell, Times, cells
 from auto_runs import Run, fastest, profile, repeated, sweep, timed, with_blocking
 from stages import Stage, stage
@@ -33,7 +32,7 @@ from conduit.topology.endpoint import PAGEABLE, Endpoint, Tier
 
 BATCH, CAPACITY = 128, 1024
 ROLLOUT_S, UPDATE_S = 2e-3, 3e-3
-PROFILED = (100, 1400, 3500, 7000, 12_000)
+PROFILED = (100, 1400, 4000, 11_000)
 """Dimensions; none of them is measured, and all that are lie between."""
 FILL, WARM = 8, 8
 
@@ -63,8 +62,6 @@ class Stages:
 
     @classmethod
     def made(cls) -> Stages:
-        # Stages take one core, operators another: torch's own threads would wait for each other, spinning, where all cores are taken.
-        torch.set_num_threads(1)
         return cls(stage("matmul", ROLLOUT_S), stage("matmul", UPDATE_S))
 
     @property
@@ -110,10 +107,10 @@ def predicted_s(times: StageTimes, schedule: Schedule) -> float:
 
 
 def profiled(
-    run: Callable[[Cell], Run], dimensions: Sequence[int], gs: Sequence[int], rounds: int
+    run: Callable[[Cell], Run], dimensions: Sequence[int], gs: Sequence[int], rounds: int, most: int
 ) -> tuple[dict[str, dict[int, StageTimes]], float]:
-    """Every placement and schedule at these dimensions, `rounds` times; and by which part rounds differ, in the median."""
-    found = repeated(cells(dimensions, tuple(PLACEMENTS), gs), run, rounds)
+    """Every placement and schedule at these dimensions, `rounds` times and up to `most`; and by which part rounds differ, in the median."""
+    found = repeated(cells(dimensions, tuple(PLACEMENTS), gs), run, rounds, most)
     profiles: dict[str, dict[int, StageTimes]] = {where: {} for where in PLACEMENTS}
     for where, each in profiles.items():
         for d in dimensions:

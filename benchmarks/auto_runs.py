@@ -16,6 +16,8 @@ from conduit.core.latency import OperatorTimes, StageTimes
 from conduit.core.ledger import Seconds
 from conduit.core.schedule import Mode, Schedule
 
+STEADY = 0.05
+
 
 class Spent(NamedTuple):
     """Seconds of an iteration, by the ledger but for `wall_s`. Operators' as `OperatorSeconds` has them."""
@@ -66,16 +68,24 @@ def _now(store: conduit.Store, clock: Clock) -> Spent:
     )
 
 
-def repeated(cells: Iterable[Cell], run: Callable[[Cell], Run], rounds: int) -> dict[Cell, list[Run]]:
-    """All cells once a round, each round in another order: what slows the machine for a while slows all placements and schedules."""
+def repeated(cells: Iterable[Cell], run: Callable[[Cell], Run], rounds: int, most: int = 0) -> dict[Cell, list[Run]]:
+    """All cells once a round, each round in another order: what slows the machine for a while slows all placements and schedules. Up to `most`
+    rounds, those of cells whose two fastest runs aren't yet within STEADY of each other."""
     found: dict[Cell, list[Run]] = {cell: [] for cell in cells}
-    order, shuffle = list(found), random.Random(0)
-    for number in range(rounds):
+    shuffle = random.Random(0)
+    for number in range(max(rounds, most)):
+        order = [cell for cell, runs in found.items() if number < rounds or _spread(runs) > STEADY]
         if number:
             shuffle.shuffle(order)
         for cell in order:
             found[cell].append(run(cell))
     return found
+
+
+def _spread(runs: Sequence[Run]) -> float:
+    """How much longer the second fastest took; 0 of one."""
+    walls_s = sorted(run.spent.wall_s for run in runs)
+    return walls_s[1] / walls_s[0] - 1 if len(walls_s) > 1 else 0.0
 
 
 def fastest(runs: Sequence[Run]) -> Run:
@@ -85,11 +95,10 @@ def fastest(runs: Sequence[Run]) -> Run:
 
 def sweep(found: Mapping[Cell, Sequence[Run]]) -> dict[Cell, Times]:
     """By the fastest of each cell's runs; the spread is to the one that came next."""
-    times = {}
-    for cell, runs in found.items():
-        walls_s, least = sorted(run.spent.wall_s for run in runs), fastest(runs).spent
-        times[cell] = Times(least.wall_s, least.exposed_s, walls_s[1] / walls_s[0] - 1 if len(runs) > 1 else 0.0)
-    return times
+    return {
+        cell: Times(fastest(runs).spent.wall_s, fastest(runs).spent.exposed_s, _spread(runs))
+        for cell, runs in found.items()
+    }
 
 
 def profile(runs: Mapping[Mode, Run]) -> StageTimes:
