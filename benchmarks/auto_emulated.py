@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from auto_cells import Cell, Times, cells
-from auto_runs import Run, fastest, profile, repeated, timed, with_blocking
+from auto_runs import Run, middle, profile, repeated, timed, with_blocking
 from fabric import slowed
 from placement import BATCH, in_units, row_bytes, rows_of, unit_of
 
@@ -257,7 +257,7 @@ class Profiled:
     def of(cls, emulation: Emulation, found: Topology, gs: Sequence[int], rounds: int = 1) -> Profiled:
         placement, dimension = PROFILED
         ran = repeated(cells([dimension], [placement], gs), lambda cell: run(emulation, cell), rounds)
-        return cls(found, {Mode(cell.overlap, cell.g): fastest(runs) for cell, runs in ran.items()})
+        return cls(found, {Mode(cell.overlap, cell.g): middle(runs) for cell, runs in ran.items()})
 
     def known(self, model: Model = iteration_s) -> Known:
         """What it is without its transfers, and with T_sync for this model."""
