@@ -117,11 +117,12 @@ class Placer:
         """Looks up again what memory is free, where the machine's own figures are gone by. `own`: what the store's rows take."""
         if self._given is not None or self._topology is None:
             return
-        free = {at: self._backend.free_bytes(at) + own.get(at, 0) for at in self._topology.endpoints}
-        memories = {
-            at: replace(each, free_bytes=min(each.capacity_bytes, free[at]))
-            for at, each in self._topology.memories.items()
-        }
+        memories = {}
+        for at, each in self._topology.memories.items():
+            free = self._backend.free_bytes(at)
+            # Of some devices all that is known of their size is what was free when they were looked at.
+            capacity = max(each.capacity_bytes, free)
+            memories[at] = replace(each, capacity_bytes=capacity, free_bytes=min(capacity, free + own.get(at, 0)))
         self._topology, self._map = self._topology.changed(memories=memories), None
 
     def fix(self, placement: Placement) -> None:

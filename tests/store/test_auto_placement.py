@@ -12,6 +12,7 @@ import conduit
 from conduit import mover
 from conduit.backends.emulated import EmulatedBackend
 from conduit.clock import VirtualClock
+from conduit.core.experience import Schema
 from conduit.core.placement import Placement
 from conduit.errors import MigrationError, OperatorError, TopologyError
 from conduit.topology import Leg, Topology, preset, save, this_machine
@@ -237,5 +238,44 @@ def test_a_learner_where_the_given_topology_has_nothing_is_refused():
             learner = store.learner(to="numpy")
             store.actor().push_trajectory({"obs": np.ones((8, 2), np.float32)})
             assert learner.pull().data["obs"].shape == (2, 2)
+
+    clock.run(main)
+
+
+def test_rows_move_when_memory_has_become_free_and_nobody_asked():
+    """With an automatic schedule the store looks again now and then."""
+    pytest.importorskip("torch")
+    clock = VirtualClock()
+    capacity = 60_000
+    there = machine(1, device_bytes=GB, latency_s=1e-6).only([PAGEABLE, D[0]])
+    backend = EmulatedBackend(there, "torch", clock)
+    # What is left is enough for a probe, and not for the rows.
+    taken = GB - capacity * 4 * WIDTH * 3 // 4
+    others = backend.allocate(Schema.infer({"x": np.zeros((1, 1000), np.uint8)}, "test"), taken // 1000, D[0])
+
+    def main() -> None:
+        with conduit.Store(backend=backend, capacity=capacity, batch_size=512, schedule="auto") as store:
+            learner, actor = store.learner(device="device:0"), store.actor(lanes=64)
+            step = {"obs": np.ones((64, WIDTH), np.float32)}
+
+            def turn() -> None:
+                actor.push(step)
+                learner.pull()
+                clock.sleep(0.05)
+
+            for _ in range(8):
+                actor.push(step)
+            for _ in range(1200):
+                turn()
+            assert not store.migrations
+            before = store.explain().placement
+            assert before is not None
+            assert before.endpoints == (PAGEABLE, D[0])
+            backend.release(others)
+            for _ in range(1200):
+                turn()
+            (moved,) = store.migrations
+            assert (moved.before, moved.after) == (before, Placement((D[0],)))
+            assert store.explain().why == "the fastest that fits"
 
     clock.run(main)
