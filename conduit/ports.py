@@ -150,8 +150,8 @@ class Actor:
         count, path = len(rows), self._path
         if not count:
             return 0
-        if path.ledger.recorder is not None:
-            rows.push = path.ledger.recorder.pushed(rows.data, count)
+        if (recorder := path.ledger.recorder) is not None:
+            rows.push = recorder.pushed(rows.data, count)
         deadline_s = call.began_s + (path.timeout_s if timeout_s is None else check_timeout(timeout_s))
         if path.signature.knows(rows):
             return count if self._take(rows, version, deadline_s, call) else 0
@@ -166,8 +166,6 @@ class Actor:
         try:
             taken = path.rollout.put(self._lanes, rows, version, deadline_s, call)
             call.took = int(taken)
-            if rows.push is not None:
-                rows.push.args["taken"] = taken
             path.ingestion.catch_up()
         except BaseException as error:
             path.ingestion.interrupted(error)
@@ -238,8 +236,8 @@ class Learner:
             staged = self._next(call, deadline_s)
             call.took = int(path.stream == 0)
             path.delivery.order(staged)
-            if path.ledger.recorder is not None:
-                path.ledger.recorder.pulled(staged.batch, staged.prepared)
+            if (recorder := path.ledger.recorder) is not None:
+                recorder.pulled(staged.batch, staged.prepared)
         finally:
             call.end()
         if self.rank == 0 and path.stream == 0 and self._numbering.per_iteration is None:

@@ -55,8 +55,8 @@ class Switchboard:
             self._rollout.switch(schedule.overlap_ing, self._semantics.units_per_ingestion(schedule))
             for learner in list(self._learners):
                 self._tell(learner)
-        if self._ledger.recorder is not None:
-            self._ledger.recorder.instant("schedule", asdict(schedule))
+        if (recorder := self._ledger.recorder) is not None:
+            recorder.instant("schedule", asdict(schedule))
 
     def in_force_since(self) -> int | None:
         """An iteration from which on all follow what was applied last, the first that was seen; None while some don't."""

@@ -193,9 +193,9 @@ class Ingestion:
                 self._leave_out_stale(admitted)
             elif len(rows):
                 self._tell(rows, self._buffer.write(rows))
-        if self._ledger.recorder is not None:
+        if (recorder := self._ledger.recorder) is not None:
             units = [(unit.push, len(unit)) for unit in group.units if isinstance(unit, Rows)]
-            self._ledger.recorder.ingested(units, first, self._buffer.inserted)
+            recorder.ingested(units, first, self._buffer.inserted)
 
     def _tell(self, rows: Rows, written: Sequence[Written]) -> None:
         priority = rows.priority

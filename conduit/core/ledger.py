@@ -90,7 +90,7 @@ class Ledger:
         self._alarm_at: float = math.inf
         self._wake: Callable[[], None] = lambda: None
         self.recorder: Recorder | None = None
-        """Is told what happens, while a trace is taken."""
+        """Is told what happens, while a trace is taken. A trace may end at any moment: whoever tells it looks once."""
 
     @property
     def iterations(self) -> tuple[Seconds, ...]:
@@ -156,8 +156,8 @@ class Ledger:
     def waited(self, seconds: float) -> None:
         """The calling thread has been in one of the store's waits."""
         self.account().apart_s += seconds
-        if self.recorder is not None:
-            self.recorder.waited(self.now(), seconds)
+        if (recorder := self.recorder) is not None:
+            recorder.waited(self.now(), seconds)
 
     def operated(self, stage: Stage, began_s: float, begun: Slice | None = None) -> None:
         """The calling thread has been an operator at work since `began_s`. `begun`: of a trace that was told so then."""
@@ -165,13 +165,13 @@ class Ledger:
         account = self.account()
         account.apart_s += took_s
         account.cells[BUSY[stage]] += took_s
-        if self.recorder is not None:
-            self.recorder.end(begun, stage, began_s, began_s + took_s, OPERATOR)
+        if (recorder := self.recorder) is not None:
+            recorder.end(begun, stage, began_s, began_s + took_s, OPERATOR)
 
     def passed(self, name: str, began_s: float, told: Mapping[str, Any]) -> None:
         """The calling thread has been at work on something else since `began_s`: not counted, only traced."""
-        if self.recorder is not None:
-            self.recorder.passed(name, began_s, self.now(), told=told)
+        if (recorder := self.recorder) is not None:
+            recorder.passed(name, began_s, self.now(), told=told)
 
     def record(self, recorder: Recorder) -> bool:
         """Tells `recorder` what happens from here on; whether no other is being told."""
@@ -189,12 +189,13 @@ class Ledger:
         call.starved_s = call.blocked_s = call.ingesting_s = 0.0
         call.took = 0
         call.began_s = began_s = self.now()
+        recorder = self.recorder
         if account.after is not None and not account.marks:
             cell = account.after[port]
             account.cells[cell] += began_s - account.left_s
-            if self.recorder is not None:
-                self.recorder.inferred("update" if cell == BUSY["update"] else "rollout", account.left_s, began_s)
-        call.slice = None if self.recorder is None else self.recorder.begin(port, began_s, PORT)
+            if recorder is not None:
+                recorder.inferred("update" if cell == BUSY["update"] else "rollout", account.left_s, began_s)
+        call.slice = None if recorder is None else recorder.begin(port, began_s, PORT)
         call.apart_s = account.apart_s
         return call
 

@@ -364,5 +364,5 @@ class Outbox:
         return staged
 
     def _count(self) -> None:
-        if self._traced.recorder is not None:
-            self._traced.recorder.count(self._name, len(self._staged))
+        if (recorder := self._traced.recorder) is not None:
+            recorder.count(self._name, len(self._staged))

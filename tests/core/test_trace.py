@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from conduit.backends.emulated import EmulatedBackend
 from conduit.clock import Task, VirtualClock
 from conduit.core import trace as trace_room
 from conduit.core.batch import SampleInfo
+from conduit.core.ledger import Ledger
 from conduit.core.recorder import OPERATOR, PORT, STAGE, Recorder
 from conduit.core.timeline import written
 from conduit.core.trace import Trace
@@ -804,3 +806,31 @@ def test_a_trace_needs_no_store(tmp_path):
         pass
     found = Timeline.of((tmp_path / "t.json").read_text())
     assert (found.about["what"], found.blocks) == ("nothing", [])
+
+
+def test_a_trace_may_end_while_others_are_telling_it():
+    """Between any look at whether there is a recorder and the next one it may be gone."""
+
+    class Fleeting(Ledger):
+        looks = 0
+
+        def __getattribute__(self, name: str) -> Any:
+            if name != "recorder":
+                return super().__getattribute__(name)
+            self.looks += 1
+            return told if self.looks % 2 else None
+
+    ledger = Fleeting(VirtualClock())
+    told = Recorder(ledger.now, 1000, "t.json")
+    for _ in range(2):
+        with ledger.operator("ingestion"), ledger.port("push"):
+            ledger.waited(1.0)
+            ledger.passed("rebind", 0.0, {})
+        with ledger.mark("update"), ledger.port("pull"):
+            pass
+        # From an odd look on and from an even one.
+        ledger.looks += 1
+    assert told.events
+    files = sorted(Path(conduit.__file__).parent.rglob("*.py"))
+    twice = [path.name for path in files if re.search(r"\.recorder\.[a-z]+\(", path.read_text())]
+    assert twice == [], "looked at twice"
