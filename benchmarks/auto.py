@@ -10,7 +10,9 @@ Three times, each in figures of its own, since each says something else:
 
 The first two are agreement with a model, not with hardware: what is emulated is what the predictions assume of links, so they test the store,
 the probe and the choice. The third is the honest one. (The paper, on GPUs: r 0.990, MAPE 20.8 %.) Measured cells are other runs than those
-that were profiled, at other dimensions. `auto_emulated.py` and `auto_real.py` say what runs. Beside it, what Eq. 2 says as the paper has it.
+that were profiled, at other dimensions. `auto_emulated.py` and `auto_real.py` say what runs, `auto_model.py` how predictions are made, which is
+Eq. 2 and what else bounds an iteration; beside them, what Eq. 2 says as the paper has it. "Chosen" is the cell that is predicted to be the
+fastest. What a store comes to that is left to itself, and knows none of this, is told apart.
 
 `--quick`: few dimensions, short runs, and nothing is saved."""
 
@@ -29,7 +31,7 @@ import torch
 from auto_cells import ALIKE, Agreement, Cell, Sweep, agreement, cells, draw, points, show, told
 from auto_emulated import Emulation, Gate, Profiled, automatic, eq_2, placements, probed
 from auto_real import Stages
-from auto_runs import Run, repeated, sweep
+from auto_runs import Automatic, Run, repeated, sweep
 from measure import save
 
 from conduit.core.latency import StageTimes
@@ -80,14 +82,15 @@ class Part:
 def virtual(quick: bool) -> Part:
     emulation = Emulation(preset("a100x8"), iterations=16 if quick else 64)
     part = on_the_virtual_clock(emulation, DIMENSIONS[::3] if quick else DIMENSIONS, GS)
-    return replace(part, automatic=automatics(emulation, part))
+    found = probed(emulation)
+    return left_to_itself(part, lambda dimension: automatic(emulation, found, dimension))
 
 
-def automatics(emulation: Emulation, part: Part) -> dict[int, dict[str, Any]]:
-    """By dimension, what a store does that is left to itself, with placement and schedule "auto"."""
-    found, told = probed(emulation), {}
+def left_to_itself(part: Part, automatic: Callable[[int], Automatic]) -> Part:
+    """`part` with what a store comes to, at each dimension, that is left to itself, with placement and schedule "auto"."""
+    told = {}
     for line in part.agreement.lines:
-        own = automatic(emulation, found, line.dimension)
+        own = automatic(line.dimension)
         told[line.dimension] = {
             "iteration_ms": round(own.run.spent.wall_s * 1e3, 4),
             "exposed_ms": round(own.run.spent.exposed_s * 1e3, 4),
@@ -95,7 +98,7 @@ def automatics(emulation: Emulation, part: Part) -> dict[int, dict[str, Any]]:
             "placement": own.placement,
             "schedule": f"ingestion {own.schedule.ingestion}; delivery {own.schedule.delivery}",
         }
-    return told
+    return replace(part, automatic=told)
 
 
 def on_the_virtual_clock(emulation: Emulation, dimensions: Sequence[int], gs: Sequence[int]) -> Part:
@@ -135,7 +138,8 @@ def clock(quick: bool) -> Part:
         return ran
 
     same = [Cell(auto_emulated.PROFILED[1], auto_emulated.PROFILED[0], True, 4)]
-    known = Profiled.of(emulation, probed(emulation), GS, rounds=2).known()
+    there = probed(emulation)
+    known = Profiled.of(emulation, there, GS, rounds=2).known()
     before = sweep(repeated(same, run, 2))
     found = repeated(among, run, 1)
     # The order counts among these alone: in line nothing is fast.
@@ -143,7 +147,7 @@ def clock(quick: bool) -> Part:
         found[cell] += again
     after = sweep(repeated(same, run, 2))
     gate = Gate.of(emulation, late_s, before[same[0]].iteration_s / after[same[0]].iteration_s - 1)
-    return Part(
+    part = Part(
         "clock",
         f"emulated: the a100x8 preset on the real clock, {emulation.slower:g} times as slow (times are told at full speed). Agreement with a model, "
         "not with hardware: none was measured",
@@ -153,6 +157,7 @@ def clock(quick: bool) -> Part:
         gate.noisy,
         {"gate": asdict(gate), "t_sync_us": sync_us(known.others)},
     )
+    return left_to_itself(part, lambda dimension: automatic(emulation, there, dimension))
 
 
 def real(quick: bool) -> Part:
@@ -173,7 +178,7 @@ def real(quick: bool) -> Part:
         for what, part in (("repeats, in the median,", spread), ("stages before and after", apart))
         if part > 0.05
     ]
-    return Part(
+    part = Part(
         "real",
         "measured on this machine's CPU: real rows in real memories, stages that multiply matrices; nothing is emulated. Predicted from profiles at "
         "other dimensions",
@@ -191,6 +196,7 @@ def real(quick: bool) -> Part:
         },
         max(noise, ALIKE),
     )
+    return left_to_itself(part, lambda dimension: auto_real.automatic(stages, dimension))
 
 
 PARTS: Mapping[str, Callable[[bool], Part]] = {"virtual": virtual, "clock": clock, "real": real}
@@ -223,11 +229,12 @@ def complaints(part: Part) -> list[str]:
             )
         if target.band is not None and each.is_beyond:
             wrong.append(f"d = {each.dimension}: {each.inversion}")
+    bands = {each.dimension: each.band for each in found.lines}
     for dimension, own in part.automatic.items():
-        if own["regret"] > target.regret:
+        if own["regret"] > target.regret + bands[dimension]:
             wrong.append(
                 f"d = {dimension}: a store left to itself takes {own['regret']:.1%} longer than the fastest cell ({own['placement']}; {own['schedule']}); "
-                f"expected {target.regret:.0%} at most"
+                f"expected {target.regret:.0%} at most, beyond the repeats' {bands[dimension]:.1%}"
             )
     if isinstance(part.more, dict) and part.more.get("reruns_equal") is False:
         wrong.append("a rerun took other times")

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 from auto_cells import Cell, Times, cells
-from auto_runs import Run, middle, profile, repeated, timed, with_blocking
+from auto_model import Site, beside, iteration_s, stage_times
+from auto_runs import Automatic, Run, came_to, middle, profile, repeated, timed, with_blocking
 from fabric import slowed
 from placement import BATCH, in_units, row_bytes, rows_of, unit_of
 
@@ -27,7 +28,6 @@ import conduit
 from conduit.backends.emulated import EmulatedBackend
 from conduit.clock import REAL, Clock, VirtualClock
 from conduit.core import latency
-from conduit.core.joint import Site, beside, iteration_s, stage_times
 from conduit.core.latency import StageTimes
 from conduit.core.placement import Asked, Placement
 from conduit.core.probing import known, timings_of
@@ -119,26 +119,12 @@ def run(emulation: Emulation, cell: Cell, schedule: Schedule | None = None) -> R
     return _played(emulation, cell.dimension, asked, warm, emulation.iterations, lambda store, ran: ran)
 
 
-@dataclass(frozen=True, slots=True)
-class Automatic:
-    """What a store with placement="auto" and schedule="auto" came to, and took then."""
-
-    run: Run
-    placement: str
-    schedule: Schedule
-
-
 def automatic(emulation: Emulation, found: Topology, dimension: int) -> Automatic:
     """`found`: all that the store knows of the machine. What counts are as many iterations again as it had to find its schedule: where it still
     measures then, or does so anew, that is part of what it takes."""
     asked = {"placement": "auto", "schedule": "auto", "topology": in_units(found, unit_of(dimension))}
 
-    def told(store: conduit.Store, ran: Run) -> Automatic:
-        there = store.explain().placement
-        assert there is not None
-        return Automatic(ran, ", ".join(map(str, there.endpoints)), store.schedule)
-
-    return _played(emulation, dimension, asked, SETTLED, SETTLED, told)
+    return _played(emulation, dimension, asked, SETTLED, SETTLED, came_to)
 
 
 Result = TypeVar("Result")

@@ -14,16 +14,16 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from auto_cells import Cell, Times, cells
-from auto_runs import Run, middle, profile, repeated, sweep, timed, with_blocking
+from auto_model import iteration_s
+from auto_runs import Automatic, Run, came_to, middle, profile, repeated, sweep, timed, with_blocking
 from stages import Stage, stage
 
 import conduit
 from conduit.clock import REAL
-from conduit.core.joint import iteration_s
 from conduit.core.latency import OperatorTimes, StageTimes
 from conduit.core.placement import Asked, Placement
 from conduit.core.schedule import Mode, Schedule
@@ -35,6 +35,9 @@ ROLLOUT_S, UPDATE_S = 2e-3, 3e-3
 PROFILED = (100, 1400, 4000, 11_000)
 """Dimensions; none of them is measured, and all that are lie between."""
 FILL, WARM = 8, 8
+MOST_SETTLED = 1000
+"""Iterations in which a store that is left to itself has chosen a schedule; it goes on with what it has otherwise."""
+Result = TypeVar("Result")
 
 _TORCH = Endpoint(Tier.DEVICE, 0)
 PLACEMENTS: Mapping[str, Asked] = {
@@ -70,17 +73,43 @@ class Stages:
 
 
 def run(stages: Stages, cell: Cell, iterations: int, disk: str) -> Run:
-    wide, one = np.ones((BATCH, cell.dimension), np.float32), np.ones(BATCH, np.float32)
+    asked = {"placement": PLACEMENTS[cell.placement], "schedule": cell.schedule, "disk": disk}
+    warm = max(WARM, 4 * cell.g)
+
+    def measure(store: conduit.Store, iterate: Callable[[], None]) -> Run:
+        for _ in range(warm):
+            iterate()
+        return Run(timed(store, REAL, iterate, iterations))
+
+    return _played(stages, cell.dimension, asked, measure)
+
+
+def automatic(stages: Stages, dimension: int) -> Automatic:
+    """A store that is left to itself, from when it has chosen its schedule on: the median of a few measurements, as of a cell's runs. Where it
+    measures anew meanwhile, that is part of what it takes."""
+
+    def measure(store: conduit.Store, iterate: Callable[[], None]) -> Automatic:
+        for _ in range(MOST_SETTLED):
+            if store.info()["schedules_chosen"]:
+                break
+            iterate()
+        for _ in range(4 * 8):
+            iterate()
+        return came_to(store, middle([Run(timed(store, REAL, iterate, 16)) for _ in range(4)]))
+
+    return _played(stages, dimension, {"schedule": "auto"}, measure)
+
+
+def _played(
+    stages: Stages,
+    dimension: int,
+    asked: Mapping[str, Any],
+    measure: Callable[[conduit.Store, Callable[[], None]], Result],
+) -> Result:
+    """`asked`: what this store is given beside what all are. `measure`: is given it, and what an iteration does."""
+    wide, one = np.ones((BATCH, dimension), np.float32), np.ones(BATCH, np.float32)
     step = {"obs": wide, "next_obs": wide, "reward": one, "action": one}
-    with conduit.Store(
-        backend="torch",
-        capacity=CAPACITY,
-        batch_size=BATCH,
-        placement=PLACEMENTS[cell.placement],
-        schedule=cell.schedule,
-        ingestion=[scaled],
-        disk=disk,
-    ) as store:
+    with conduit.Store(backend="torch", capacity=CAPACITY, batch_size=BATCH, ingestion=[scaled], **asked) as store:
         learner, actor = store.learner(), store.actor(BATCH)
         for _ in range(FILL):
             actor.push(step)
@@ -93,9 +122,7 @@ def run(stages: Stages, cell: Cell, iterations: int, disk: str) -> Run:
                 stages.rollout()
             actor.push(step)
 
-        for _ in range(max(WARM, 4 * cell.g)):
-            iterate()
-        return Run(timed(store, REAL, iterate, iterations))
+        return measure(store, iterate)
 
 
 Profiles = Mapping[str, Mapping[int, StageTimes]]

@@ -43,6 +43,22 @@ class Run:
     late_s: Sequence[float] = field(default=())
 
 
+@dataclass(frozen=True, slots=True)
+class Automatic:
+    """What a store with placement="auto" and schedule="auto" came to, and took then."""
+
+    run: Run
+    placement: str
+    schedule: Schedule
+
+
+def came_to(store: conduit.Store, run: Run) -> Automatic:
+    """What a store is like by now that ran so."""
+    there = store.explain().placement
+    assert there is not None
+    return Automatic(run, ", ".join(map(str, there.endpoints)), store.schedule)
+
+
 def timed(
     store: conduit.Store, clock: Clock, iterate: Callable[[], None], iterations: int, unit_s: float = 1.0
 ) -> Spent:

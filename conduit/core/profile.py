@@ -285,9 +285,9 @@ class Profile:
         """The one in force, unless it is slower than plain in line or another is better for sure; plain in line, unless others are better for sure;
         and of those the simplest that is as good as the fastest."""
         best = min(trials, key=lambda trial: trial.share)
-        for now in trials:
-            if now.schedule == self._current and now.share <= min(BETTER, best.share * BETTER + best.noise):
-                return now.schedule
+        in_force = next((trial for trial in trials if trial.schedule == self._current), None)
+        if in_force is not None and in_force.share <= min(BETTER, best.share * BETTER + best.noise):
+            return in_force.schedule
         sure = [trial for trial in trials if trial.share * BETTER + trial.noise < 1]
         if not sure:
             return self._simplest

@@ -70,7 +70,7 @@ class Auto:
     - `overlap_ing`, `overlap_del`: False keeps an operator in line
     - `g_ing`, `g_del`: granularities at most; off-policy 8 rollout units and 8 batches by default
     - `batches_ahead`: how many batches at most are drawn before the one that they come after was pulled: the `priority_lag` that any batch
-      may have. Off-policy
+      may have
     - `concurrent`: whether actors and learners work at the same time, so that the slower side decides; None: as the threads tell that call
       push and pull"""
 

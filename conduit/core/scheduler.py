@@ -59,7 +59,6 @@ class Scheduler:
         self._beside = beside
         self._rung = halt.condition("schedule")
         self._applied: Schedule | None = None
-        self._profile: Profile | None = None
         self._waits_for = 1
         self._doing = "waiting for the first iteration"
         self._history: deque[ScheduleEvent] = deque(maxlen=_REMEMBERED)

@@ -145,10 +145,13 @@ class Restless(Machine):
     def iteration(self, schedule):
         spent = super().iteration(schedule)
         if random.Random(f"{self.seed} {self.iterations // 50}").random() < 0.5:
-            for part in (spent, spent.ingestion, spent.delivery):
-                for name in ("rollout_s", "update_s", "busy_s", "exposed_s", "wall_s"):
-                    if hasattr(part, name) and not (part is spent and name == "exposed_s"):
-                        setattr(part, name, self.factor * getattr(part, name))
+            for part, names in (
+                (spent, ("rollout_s", "update_s", "wall_s")),
+                (spent.ingestion, ("busy_s", "exposed_s")),
+                (spent.delivery, ("busy_s", "exposed_s")),
+            ):
+                for name in names:
+                    setattr(part, name, self.factor * getattr(part, name))
         return spent
 
 

@@ -352,9 +352,10 @@ class OnPolicy:
     def _train(self) -> None:
         chance = random.Random(self.seed + 300)
         for iteration in range(self.iterations):
-            for _ in range(3 if self.switch is not None else 0):
-                self.clock.sleep(0.01 * chance.random())
-                self.switch(self.store, chance)  # type: ignore[misc]
+            if self.switch is not None:
+                for _ in range(3):
+                    self.clock.sleep(0.01 * chance.random())
+                    self.switch(self.store, chance)
             with self.changed:
                 many = (iteration + 1) * self.learners
                 assert self.changed.wait_for(lambda many=many: self._finished >= many, self.clock.now() + 100.0)

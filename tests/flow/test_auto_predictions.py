@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conduit.core.joint import Site, beside, iteration_s, stage_times
+from benchmarks.auto_model import Site, beside, iteration_s, stage_times
 from conduit.core.latency import OperatorTimes, StageTimes
 from conduit.core.schedule import Mode, Schedule
 from conduit.core.semantics import OffPolicy, OnPolicy

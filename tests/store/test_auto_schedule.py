@@ -355,3 +355,37 @@ def test_where_any_table_counts_draws_no_group_of_batches_is_drawn_at_once(table
     with conduit.Store(backend="reference", capacity=64, batch_size=4, schedule="auto", tables={"x": table}) as store:
         assert {mode.g for mode in store._wiring.feasible.delivery} == {1}
         assert {mode.g for mode in store._wiring.feasible.ingestion} > {1}
+
+
+def test_that_actors_and_learners_work_at_the_same_time_is_seen_by_their_threads():
+    """An iteration takes as long as the slower side does, which delivery in line would lengthen."""
+
+    def scene(clock: VirtualClock) -> None:
+        loop = filled(clock, ing_s=0.001, del_s=0.004)
+        with loop.store:
+            loop.rollout_s, loop.update_s = 0.005, 0.010
+            over: list[bool] = []
+
+            def act() -> None:
+                while not over:
+                    loop.push()
+
+            actors = clock.spawn(act, "actor")
+            for _ in range(500):
+                loop.pull()
+            began_s = clock.now()
+            for _ in range(32):
+                loop.pull()
+            took_s = (clock.now() - began_s) / 32
+            over.append(True)
+            assert actors.join()
+            choice = loop.store.explain().choice
+            assert choice is not None
+            assert choice.times.concurrent
+            assert "the slower path: they run concurrently" in str(choice)
+            assert choice.plain is not None
+            assert choice.plain.iteration_s == pytest.approx(0.014, rel=0.02)
+            assert loop.store.schedule.overlap_del
+            assert took_s == pytest.approx(0.010, rel=0.02)
+
+    virtually(scene)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import conduit
 from conduit import Auto, Schedule
 from conduit.backends.reference import ReferenceBackend
 from conduit.clock import Condition, Task, VirtualClock
+from conduit.core.hook import Scope
 from conduit.errors import HookError, OperatorError, ScheduleError, SettingError, WaitTimeout
 from tests.store.rows import assert_intact, fill, ids, no_thread_left, played, step, store, together
 
@@ -30,7 +31,12 @@ each_way_behind = pytest.mark.parametrize(
 )
 
 
-def hook(stage: str, work: Callable[[], None], per: str = "row") -> Any:
+def stored_ids(s: conduit.Store) -> list[int]:
+    rows: Any = s.read().data
+    return rows["id"].tolist()
+
+
+def hook(stage: str, work: Callable[[], None], per: Scope = "row") -> Any:
     """Does `work` before it hands its rows on."""
 
     def function(source: Any, sink: Any) -> None:
@@ -39,7 +45,7 @@ def hook(stage: str, work: Callable[[], None], per: str = "row") -> Any:
 
     if stage == "delivery":
         return conduit.register_delivery()(function)
-    return conduit.register_ingestion(per=per)(function)  # type: ignore[arg-type]
+    return conduit.register_ingestion(per=per)(function)
 
 
 def patiently(call: Callable[[], Any]) -> tuple[Any, list[str]]:
@@ -92,7 +98,7 @@ def test_what_is_no_schedule_is_refused_by_restore_and_the_checkpoint_stays(tmp_
         fill(s.actor(), 8)
         s.save(tmp_path / "saved")
     with pytest.raises(ScheduleError, match="schedule='fast'"):
-        conduit.Store.restore(tmp_path / "saved", schedule="fast")  # type: ignore[arg-type]
+        conduit.Store.restore(tmp_path / "saved", schedule=cast(Any, "fast"))
     with conduit.Store.restore(tmp_path / "saved", schedule="auto") as s:
         assert len(s) == 8
 
@@ -166,7 +172,7 @@ def test_an_ingestion_hook_that_is_slower_than_rollout_holds_pushes_back_and_los
             assert max(waited) > 0.5, "nothing held it back"
             with s.preloading():
                 pass
-            assert s.read().data["id"].tolist() == list(range(40))  # type: ignore[index]
+            assert stored_ids(s) == list(range(40))
             # A hook's run takes a group, as many as there are of a group.
             assert clock.now() == pytest.approx(40 / int(schedule.g_ing or 1), abs=2.0)
             assert s.ledger.total.ingestion.exposed_s > 0.8 * s.ledger.total.ingestion.busy_s
@@ -188,7 +194,7 @@ def test_a_push_that_a_slow_hook_keeps_out_for_too_long_says_so_and_may_be_made_
             assert all("slower than the actors" in each for each in said)
             with s.preloading():
                 pass
-            assert s.read().data["id"].tolist() == list(range(20))  # type: ignore[index]
+            assert stored_ids(s) == list(range(20))
 
     played(0, scene)
 
@@ -206,7 +212,7 @@ def test_where_pushes_are_dropped_a_slow_hook_costs_rows_and_each_is_counted(sch
                 clock.sleep(0.1)
             with s.preloading():
                 pass
-            assert s.read().data["id"].tolist() == taken  # type: ignore[index]
+            assert stored_ids(s) == taken
             assert s.info()["dropped_rows"] == 60 - len(taken) > 10
 
     played(0, scene)
@@ -737,7 +743,7 @@ def test_a_clock_that_jumps_costs_at_most_a_timeout_and_loses_nothing(schedule, 
             assert jumps[0] >= 3
             assert len(timeouts) <= 2 * jumps[0], "more calls timed out than were under way when it jumped"
             patiently(lambda: s.preloading().__enter__())
-            assert s.read().data["id"].tolist() == list(range(200))  # type: ignore[index]
+            assert stored_ids(s) == list(range(200))
             assert inner.now() < 60.0, "somebody waited for hours"
 
     played(seed, scene)
